@@ -1,0 +1,35 @@
+# `make demo` and `make test` are all that a fresh machine needs; both set up .venv first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test test-all check bench clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed (3.11 is tested); say make PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,postgres,dev]'
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/lmr demo
+
+test: install
+	$(BIN)/python -m pytest -m "not long"
+
+test-all: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python -m lmr.integrations.operate.main bench
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info
