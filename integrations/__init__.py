@@ -1,0 +1,1 @@
+"""The shells around the engine: torchrun, training state, detectors, frameworks, the `lmr` command."""

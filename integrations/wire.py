@@ -4,9 +4,9 @@ A connection opens with a nonce from each side (`hello_bytes`, 16 bytes, sent by
 
     length (4 bytes, big endian) | HMAC-SHA256 (32 bytes) | payload
 
-The key is derived from the run's secret and both nonces, so a recorded connection cannot be played back; the MAC covers
-direction and a counter, so a frame cannot be repeated, reordered or reflected. Payloads are JSON objects for control and
-raw bytes for state. Nothing is ever unpickled.
+The key is derived from the run's secret and both nonces, so a recorded connection cannot be played back; the MAC
+covers direction and a counter, so a frame cannot be repeated, reordered or reflected. Payloads are JSON objects for
+control and raw bytes for state. Nothing is ever unpickled.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Fault campaigns: real faults injected into real trainings."""

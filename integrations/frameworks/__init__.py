@@ -1,0 +1,1 @@
+"""Adapters: one for each training framework, attached without a change to the training script."""

@@ -1,0 +1,1 @@
+"""GEMINI: the newest safe state is always in somebody's memory."""

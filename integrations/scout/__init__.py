@@ -1,0 +1,1 @@
+"""SCOUT: detectors observe and publish facts; the engine decides."""
