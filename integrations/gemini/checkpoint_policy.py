@@ -1,0 +1,35 @@
+"""The `[checkpoint]` table of the worker policy."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class CheckpointPolicy(BaseModel):
+    """How training state is kept in memory. Whole numbers only, so that equal policies have equal bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    replicas: int = Field(1, ge=0, le=8, description="copies of each slot's state in other nodes' memory")
+    buffers: int = Field(
+        4,
+        ge=3,
+        le=16,
+        description="memory buffers a rank: the retained step, the one in flight, the newest, the one being written",
+    )
+    replica_copies: int = Field(
+        3, ge=2, le=8, description="steps of another slot that are held: retained, in flight, and the one before"
+    )
+    orphan_s: int = Field(
+        300, ge=1, description="seconds a vault keeps its memory after its agent went away, for an agent that returns"
+    )
+    transfer_timeout_s: int = Field(
+        30, ge=1, description="seconds without a byte after which a transfer between vaults is broken and begun again"
+    )
+    transfer_attempts: int = Field(5, ge=1, description="how often a broken transfer is begun again before it is given up")
+    chunk_bytes: int = Field(
+        4 * 1024 * 1024, ge=64 * 1024, le=8 * 1024 * 1024, description="size of one frame of state between vaults"
+    )
+    restore_wait_s: int = Field(
+        900, ge=1, description="seconds a trainer waits until all ranks agree before it reports the restore as failed"
+    )

@@ -1,0 +1,50 @@
+"""What ties processes of a node together: death signals and what is left of a process group."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel SIGKILL this process once its parent is gone.
+
+    The parent may have died before the call, so its pid is checked afterwards.
+
+    Args:
+        parent_pid: who the parent is supposed to be.
+    """
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Have orphaned descendants reparented to this process, so that it can reap them."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_rest_of_group() -> None:
+    """SIGKILL every other process of this process group: what a dead trainer left behind."""
+    own, group = os.getpid(), os.getpgrp()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == own:
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # pid (comm) state ppid pgrp ...; comm may hold spaces and brackets
+            fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                os.kill(int(entry), signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")

@@ -1,0 +1,204 @@
+"""The thin supervisor between torchrun and a trainer.
+
+    torchrun agent --- watches ---> supervisor --- fork, reaps ---> trainer (the user's script)
+          ^                             |                              |
+          +---- hello, exited, exit ----+                              +--- PDEATHSIG: dies with the supervisor
+
+torchrun restarts at once, and on its own budget, whatever exits. A supervisor outlives its trainer instead: it reports
+the exit and holds until the node runtime says what is next. Torchrun goes on seeing a healthy worker until a committed
+plan changes the membership. It is the process torchrun knows, so stdio, pid and process group stay what they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from types import FrameType
+from typing import Any, NoReturn
+
+from lmr.integrations.torchrun import exit_errors, local_socket
+from lmr.integrations.torchrun.process_tree import adopt_orphans, die_with_parent, kill_rest_of_group
+from lmr.integrations.torchrun.worker_page import WorkerPage
+
+SUPERVISED_BY = "LMR_SUPERVISED_BY"
+"""Set in the trainer: its supervisor's pid. Python processes below it are no workers."""
+TERM_GRACE_S = 1.0
+"""How long a supervisor that was told to terminate still waits for the runtime's word after its trainer is gone."""
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def start() -> None:
+    """Split this process into supervisor and trainer; returns in the trainer only.
+
+    Without an agent to report to, nothing is split and the script runs as under plain torchrun.
+    """
+    try:
+        agent = local_socket.connect(os.environ["LMR_AGENT_SOCKET"])
+    except (OSError, local_socket.LocalSocketError) as error:
+        print(f"lmr: no node runtime to report to ({error}); this worker runs unprotected", file=sys.stderr)
+        return
+    page = WorkerPage()
+    # Blocked until each side has its own handlers: a signal in between must not be lost or kill only one of the two.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    agent_pid, supervisor_pid = os.getppid(), os.getpid()
+    trainer = os.fork()
+    if trainer:
+        _Supervisor(agent, trainer, page, agent_pid).run(before)
+    agent.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    die_with_parent(supervisor_pid)
+    os.environ[SUPERVISED_BY] = str(supervisor_pid)
+    _become_trainer(page)
+
+
+def _become_trainer(page: WorkerPage) -> None:
+    """Describe uncaught errors, and attach to the framework once it is imported."""
+    exit_errors.install(page)
+    from lmr.integrations.frameworks import import_hook, trainer_context
+
+    trainer_context.enter(page)
+    import_hook.install()
+
+
+class _Supervisor:
+    """Reports one trainer and holds after its end. Never returns into the interpreter's start-up."""
+
+    def __init__(self, agent: socket.socket, trainer: int, page: WorkerPage, agent_pid: int) -> None:
+        self._agent = agent
+        self._trainer = trainer
+        self._page = page
+        self._agent_pid = agent_pid
+        self._rank = int(os.environ["RANK"])
+        self._generation = int(os.environ.get("LM_RESILIENCY_GENERATION", "0"))
+        self._told_to_end: int | None = None
+        self._term_deadline = 0.0
+        self._wait_status: int | None = None
+
+    def run(self, mask_before: Any) -> NoReturn:
+        try:
+            die_with_parent(self._agent_pid)
+            adopt_orphans()
+            wake = self._install_signals()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
+            self._say(
+                {
+                    "kind": "hello",
+                    "role": "supervisor",
+                    "rank": self._rank,
+                    "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+                    "pid": os.getpid(),
+                    "generation": self._generation,
+                }
+            )
+            self._watch(wake)
+        except BaseException as error:  # noqa: BLE001  the last line of a process: say it and take the trainer along
+            print(f"lmr: the supervisor of rank {self._rank} failed: {error!r}", file=sys.stderr)
+            self._end_group()
+        os._exit(1)
+
+    def _install_signals(self) -> int:
+        wake_r, wake_w = os.pipe()
+        for fd in (wake_r, wake_w):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        for number in _FORWARDED:
+            signal.signal(number, self._forward)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        return wake_r
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self._told_to_end = number
+            self._term_deadline = time.monotonic() + TERM_GRACE_S
+        if self._wait_status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._trainer, number)
+
+    def _watch(self, wake: int) -> None:
+        """Until the runtime says exit, the runtime is gone, or a termination has run its course."""
+        while True:
+            timeout = None
+            if self._wait_status is not None and self._told_to_end is not None:
+                timeout = max(0.0, self._term_deadline - time.monotonic())
+                if timeout == 0.0:
+                    self._leave_as_trainer_did()
+            readable, _, _ = select.select([self._agent, wake], [], [], timeout)
+            if wake in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+                self._reap()
+            if self._agent in readable:
+                self._obey()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._trainer:
+                self._wait_status = status
+                self._term_deadline = time.monotonic() + TERM_GRACE_S
+                self._report(status)
+
+    def _report(self, status: int) -> None:
+        killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        error = self._page.read_error() if code != 0 else None
+        if killed_by is not None:
+            # Equal signals on all ranks are not one software error: an out-of-memory killer looks just the same.
+            error = {"kind": "signal", "type": signal.Signals(killed_by).name, "fingerprint": None}
+        elif error is None and code != 0:
+            error = {"kind": "unknown", "type": None, "fingerprint": None}
+        if code != 0:
+            kill_rest_of_group()
+        self._say(
+            {
+                "kind": "exited",
+                "rank": self._rank,
+                "generation": self._generation,
+                "exit_code": code,
+                "signal": killed_by,
+                "step": self._page.read_step(),
+                "error": error,
+            }
+        )
+
+    def _obey(self) -> None:
+        try:
+            received = local_socket.receive(self._agent)
+        except local_socket.LocalSocketError:
+            return
+        if received is None:
+            self._end_group()  # fenced: whoever outlives its node runtime trains on without anybody's leave
+        elif received[0].get("kind") == "exit":
+            if self._wait_status is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._trainer, signal.SIGKILL)
+            os._exit(int(received[0].get("code", 1)))
+
+    def _leave_as_trainer_did(self) -> NoReturn:
+        status = self._wait_status or 0
+        if os.WIFSIGNALED(status):
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+            os.kill(os.getpid(), os.WTERMSIG(status))
+        os._exit(os.WEXITSTATUS(status))
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            local_socket.send(self._agent, message)
+        except OSError as error:
+            print(f"lmr: rank {self._rank} cannot reach its node runtime: {error}", file=sys.stderr)
+
+    def _end_group(self) -> NoReturn:
+        kill_rest_of_group()
+        os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)
