@@ -1,0 +1,1 @@
+"""Alembic's folder: the revisions of the schema."""

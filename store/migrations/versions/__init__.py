@@ -1,0 +1,1 @@
+"""One file a revision, named after it. A released revision never changes."""

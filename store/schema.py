@@ -1,0 +1,55 @@
+"""The tables of the log, once for both dialects. What changes them is a migration; this is what the queries use.
+
+Everything an event says is in `body`, the canonical bytes that are hashed. The other columns of `events` repeat parts
+of it so that SQL can select and order by them; the verifier checks that they agree.
+"""
+
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, Text
+
+metadata = MetaData()
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("head_seq", BigInteger, nullable=False),
+    Column("head_hash", Text, nullable=False),
+    Column("recorded_at_ms", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("lease_holder", Text),
+    Column("lease_address", Text),
+    Column("lease_expires_at_ms", BigInteger),
+)
+"""One row a run: the head that appends lock, and the lease of the one writer."""
+
+epochs = Table(
+    "epochs",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("epoch", BigInteger, primary_key=True),
+    Column("holder", Text, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("acquired_at_ms", BigInteger, nullable=False),
+)
+"""Who wrote under which epoch; append-only."""
+
+events = Table(
+    "events",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True),
+    Column("event_id", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("recorded_at_ms", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("prev_hash", Text, nullable=False),
+    Column("hash", Text, nullable=False),
+)
+"""The log itself; append-only. UNIQUE(run_id, event_id) besides the key."""
+
+VERSION_TABLE = "lmr_schema"
+"""Where the revision of the schema stands: one row, column `version_num`."""
