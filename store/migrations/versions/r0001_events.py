@@ -78,7 +78,7 @@ _SQLITE = (
 
 _POSTGRESQL = (
     """CREATE FUNCTION lmr_append_only() RETURNS trigger LANGUAGE plpgsql AS
-       $$ BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME; END $$""",
+       $$ BEGIN RAISE EXCEPTION USING MESSAGE = TG_TABLE_NAME || ' is append-only'; END $$""",
     """CREATE FUNCTION lmr_only_forward() RETURNS trigger LANGUAGE plpgsql AS
        $$ BEGIN
          IF NEW.run_id <> OLD.run_id OR NEW.head_seq < OLD.head_seq OR NEW.epoch < OLD.epoch
