@@ -64,6 +64,8 @@ class Writing:
         wanted = [event_id for event_id in event_ids if event_id not in self._looked_up]
         if not wanted:
             return
+        for event_id in wanted:
+            refuse_text(event_id, event_id)
         self._looked_up.update(dict.fromkeys(wanted))
         for event_id, seq, body in self._dialect.known_ids(self._connection, self.run_id, wanted):
             self._looked_up[event_id] = (seq, bytes(body))
@@ -89,7 +91,7 @@ class Writing:
             epoch=self._epoch,
             prev_hash=self.head.hash,
         )
-        check_storable(record)
+        _refuse_unstorable(record)
         self._pending.append(record)
         self._own[event_id] = record
         self.head = Head(record.seq, record.hash)
@@ -189,19 +191,14 @@ def row_of(record: Record) -> tuple[Any, ...]:
     )
 
 
-def check_storable(record: Record) -> None:
-    """Refuse what one of the databases could not keep, so that both keep the same logs.
-
-    Raises:
-        EventRefused: too large, or a NUL in an indexed text.
-    """
+def _refuse_unstorable(record: Record) -> None:
     if len(record.body) > MAX_EVENT_BYTES:
         raise EventRefused(record.event_id, f"{len(record.body)} bytes; the limit is {MAX_EVENT_BYTES}")
-    refuse_text(record.event_id, record.event_id, record.event.source, record.event.type)
+    refuse_text(record.event_id, record.event.source, record.event.type)
 
 
 def refuse_text(event_id: str, *texts: str) -> None:
-    """Refuse empty text and NUL, which PostgreSQL cannot store.
+    """Refuse empty text, and NUL, which PostgreSQL cannot store: both databases keep the same logs.
 
     Raises:
         EventRefused: naming the text.
