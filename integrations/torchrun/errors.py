@@ -8,7 +8,7 @@ class IntegrationError(Exception):
 
 
 class ConfigInvalid(IntegrationError):
-    """The user's `--rdzv-conf`, environment or worker policy is wrong; the message names file, key and what is allowed."""
+    """The user's `--rdzv-conf`, environment or policy is wrong; the message names file, key and what is allowed."""
 
 
 class AdmissionRefused(IntegrationError):

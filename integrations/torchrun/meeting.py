@@ -200,7 +200,9 @@ class FileMeeting:
 
 
 def _host_json(host: Host) -> str:
-    return json.dumps({"address": host.address, "port": host.port, "secret": host.secret.hex(), "embedded": host.embedded})
+    return json.dumps(
+        {"address": host.address, "port": host.port, "secret": host.secret.hex(), "embedded": host.embedded}
+    )
 
 
 def _host_from(raw: bytes) -> Host:

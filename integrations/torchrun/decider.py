@@ -1,0 +1,599 @@
+"""The decider: the one agent that admits nodes, keeps leases, writes the log and pushes decisions.
+
+It runs on the asyncio loop of the agent that hosts the run. Everything it remembers besides the log (connections,
+leases, the arrival barrier, pins) is transport: lose it and the agents say it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from lmr.engine.errors import EventInvalid
+from lmr.engine.events import (
+    CheckpointCaptured,
+    CheckpointReplicated,
+    Event,
+    EventData,
+    NodeConfirmed,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    PlanCommitted,
+    ReplayChecked,
+    RunClosed,
+    RunOpened,
+    RunReopened,
+    StateDiverged,
+    WorkerExited,
+)
+from lmr.engine.plan import Plan
+from lmr.engine.record import Record
+from lmr.integrations.scout.agreement import RECIPE, Agreement, Verdict
+from lmr.integrations.torchrun.committer import Committed, Committer, Fact
+from lmr.integrations.torchrun.config import BackendConfig
+from lmr.integrations.torchrun.pacer import Pacer
+from lmr.integrations.torchrun.roster import Roster
+from lmr.integrations.wire import AsyncChannel, WireError
+from lmr.store import EventLog, StoreError
+
+log = structlog.get_logger("lmr.decider")
+
+TICK_S = 0.05
+PAUSE_S = 0.5
+"""A gap between two ticks that means this process was stopped; leases then start anew."""
+LINK_GRACE_MS = 300
+"""How long a closed link may reconnect before its node is lost."""
+PROBE_ANSWER_S = 1.0
+HELLO_S = 10.0
+LEASE_MS = 5_000
+
+
+@dataclass(eq=False)
+class Session:
+    """One agent's connection."""
+
+    node: str
+    incarnation: str
+    channel: AsyncChannel
+    address: str
+    vault_port: int | None
+    peer_port: int
+    heard: float = field(default_factory=time.monotonic)
+    said_goodbye: bool = False
+    alive: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def send(self, kind: str, **values: Any) -> None:
+        """Queue one message to the agent."""
+        if not self.channel.writer.is_closing():
+            self.channel.send({"kind": kind, **values})
+
+
+@dataclass
+class Barrier:
+    """Who has arrived for one generation, and who has its shard at hand."""
+
+    generation: int
+    arrived: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    restorable: set[str] = field(default_factory=set)
+
+
+class Decider:
+    """Serves the links of a run.
+
+    Args:
+        config: the host agent's settings; they open the run.
+        local_world_size: ranks of a node.
+        event_log: the open log, owned from here on.
+        epoch: of the lease the caller acquired.
+        writer: this agent, as `node/incarnation`.
+        secret: seals the frames.
+        on_fatal: called on the loop with a reason when this decider can no longer serve.
+    """
+
+    def __init__(
+        self,
+        config: BackendConfig,
+        local_world_size: int,
+        event_log: EventLog,
+        epoch: int,
+        writer: str,
+        secret: bytes,
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._local_world_size = local_world_size
+        self._writer = writer
+        self._secret = secret
+        self._on_fatal = on_fatal
+        self._loop = asyncio.get_running_loop()
+        self._event_log = event_log
+        self._epoch = epoch
+        self._counter = 0
+        self._roster = Roster()
+        self._last_plan: Record | None = None
+        self._closed_record: Record | None = None
+        self._sessions: dict[str, Session] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._barrier = Barrier(-1)
+        self._agreement = Agreement()
+        self._verdicts: dict[int, list[Verdict]] = {}
+        self._told: set[tuple[int, tuple[int, ...]]] = set()
+        self._reported: set[int] = set()
+        self._pacer: Pacer | None = None
+        self._probed_generation = -2
+        self._outage: str | None = None
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._committer = Committer(
+            event_log,
+            config.run_id,
+            epoch,
+            writer,
+            LEASE_MS,
+            on_commit=lambda done: self._later(self._committed, done),
+            on_outage=lambda why: self._later(self._log_outage, why),
+            on_fenced=lambda why: self._later(self._on_fatal, f"another decider took over: {why}"),
+        )
+
+    def _later(self, call: Callable[..., None], value: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, value)
+
+    # -- start and stop ------------------------------------------------------------------------------------------------
+
+    async def start(self, host: str | None = None) -> int:
+        """Open or reopen the run and listen. Returns the port.
+
+        Raises:
+            StoreError: the log cannot be read.
+            OSError: no port.
+        """
+        for record in self._committer.load():
+            self._take(record)
+        self._committer.start()
+        if self._roster.opened is None:
+            self._publish(self._opening())
+        elif self._roster.closed is None:
+            log.info("run_reopened", run=self._config.run_id)
+            self._last_plan = None
+            self._publish(RunReopened(run_id=self._config.run_id))
+        self._server = await asyncio.start_server(self._accept, host, 0, backlog=4096)
+        self._spawn(self._watch())
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def _opening(self) -> RunOpened:
+        policy = self._config.worker_policy
+        return RunOpened(
+            run_id=self._config.run_id,
+            min_nodes=self._config.min_nodes,
+            max_nodes=self._config.max_nodes,
+            local_world_size=self._local_world_size,
+            detection=policy.enable_detection,
+            checkpointing=policy.enable_checkpoint,
+            policy=policy.recovery.table(),
+        )
+
+    @property
+    def finished(self) -> bool:
+        """The run is closed and everybody else has gone."""
+        return self._roster.closed is not None and len(self._sessions) <= 1
+
+    async def stop(self, reason: str) -> None:
+        """Tell everybody that nobody decides any more, and close the log."""
+        for session in list(self._sessions.values()):
+            session.send("decider_gone", reason=reason)
+        await asyncio.sleep(0.05)
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+        for session in list(self._sessions.values()):
+            session.channel.close()
+        await asyncio.to_thread(self._committer.stop)
+        await asyncio.to_thread(self._give_back)
+
+    def _give_back(self) -> None:
+        try:
+            self._event_log.release_lease(self._config.run_id, self._epoch)
+        except StoreError as error:
+            log.warning("lease_not_released", why=str(error))
+        self._event_log.close()
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- facts of the decider's own ------------------------------------------------------------------------------------
+
+    def _publish(self, data: EventData, source: str = "decider") -> None:
+        self._counter += 1
+        event = Event.of(data, at_ms=time.time_ns() // 1_000_000, source=source)
+        self._committer.submit(Fact(f"decider/{self._writer.replace('/', '.')}.{self._epoch}/{self._counter}", event))
+
+    # -- what the log says ---------------------------------------------------------------------------------------------
+
+    def _take(self, record: Record) -> None:
+        self._roster.fold(record)
+        match record.event.data:
+            case PlanCommitted():
+                self._last_plan = record
+            case RunClosed():
+                self._closed_record = record
+            case _:
+                pass
+
+    def _committed(self, done: Committed) -> None:
+        for record in done.records:
+            self._take(record)
+            self._react(record)
+        acks: dict[Session, int] = {}
+        for fact in done.facts:
+            if isinstance(fact.origin, Session):
+                acks[fact.origin] = int(fact.event_id.rsplit("/", 1)[1])
+        for session, upto in acks.items():
+            session.send("ack", upto=upto)
+
+    def _react(self, record: Record) -> None:
+        match record.event.data:
+            case PlanCommitted(plan=plan):
+                log.info("plan", action=plan.action, reason=plan.reason, generation=plan.to_generation, seq=record.seq)
+                self._push_plan(record, plan)
+            case RunClosed(outcome=outcome, reason=reason):
+                log.info("run_closed", outcome=outcome, reason=reason)
+                for session in self._sessions.values():
+                    session.send("closed", outcome=outcome, reason=reason, head=_head(record))
+            case NodeJoined(node=node):
+                for future in self._waiting.pop(node, []):
+                    if not future.done():
+                        future.set_result(None)
+                self._tell_nodes()
+            case NodeLost(node=node, incarnation=incarnation):
+                session = self._sessions.get(node)
+                if session is not None and session.incarnation == incarnation:
+                    session.send("lost")
+                    self._forget(session)
+                self._tell_nodes()
+            case WorkerExited(generation=generation, error=error) if generation == self._roster.generation:
+                log.info("worker_exited", node=record.event.source, error=error and error.kind)
+                self._probe(generation)
+            case CheckpointCaptured(generation=generation, step=step, slot=slot):
+                self._on_captured(generation, step, slot)
+            case CheckpointReplicated(generation=generation, step=step, slot=slot, holder=holder):
+                if self._pacer is not None and generation == self._roster.generation:
+                    self._settled(self._pacer.replicated(slot, step, holder))
+            case _:
+                pass
+
+    def _log_outage(self, why: str | None) -> None:
+        self._outage = why
+        now = time.monotonic()
+        for session in self._sessions.values():
+            session.heard = now  # leases start anew after an outage
+
+    # -- plans, barrier, restore ---------------------------------------------------------------------------------------
+
+    def _roster_message(self) -> dict[str, Any]:
+        return {
+            s.node: {"incarnation": s.incarnation, "address": s.address, "vault": s.vault_port, "peer": s.peer_port}
+            for s in self._sessions.values()
+        }
+
+    def _tell_nodes(self) -> None:
+        """Who can hold replicas has changed."""
+        if self._pacer is not None:
+            self._pacer.replicas = int(len(self._sessions) > 1)
+        for session in self._sessions.values():
+            session.send("nodes", nodes=self._roster_message())
+
+    def _push_plan(self, record: Record, plan: Plan) -> None:
+        if plan.action in ("start", "restart", "replace"):
+            self._barrier = Barrier(plan.to_generation)
+            self._agreement = Agreement()
+            self._verdicts.clear()
+            self._told.clear()
+            self._reported.clear()
+            policy = self._config.worker_policy
+            slots = len(plan.assignments)
+            self._pacer = Pacer(
+                slots=slots,
+                interval=policy.interval,
+                replicas=int(len(self._sessions) > 1),
+                checked=policy.enable_detection and policy.replay.compare_state and self._local_world_size * slots > 1,
+                publish_ms=policy.recovery.publish_ms,
+                restored=plan.checkpoint.step if plan.checkpoint is not None else 0,
+            )
+        for session in self._sessions.values():
+            self._send_plan(session, record)
+
+    def _send_plan(self, session: Session, record: Record) -> None:
+        session.send(
+            "plan", plan=record.event.to_json()["data"]["plan"], head=_head(record), nodes=self._roster_message()
+        )
+
+    def _arrived(self, session: Session, message: dict[str, Any]) -> None:
+        generation = message["generation"]
+        if generation != self._barrier.generation or self._roster.active().get(session.node) != session.incarnation:
+            return
+        self._barrier.arrived[session.node] = message.get("store")
+        if self._barrier.arrived.keys() < self._roster.active().keys():
+            return
+        assert self._roster.plan is not None
+        first = min(self._roster.plan.assignments, key=lambda a: a.slot).node
+        for node in self._roster.active():
+            if node in self._sessions:
+                self._sessions[node].send("go", generation=generation, store=self._barrier.arrived[first])
+
+    def _restorable(self, session: Session, generation: int) -> None:
+        if generation != self._barrier.generation:
+            return
+        self._barrier.restorable.add(session.node)
+        if self._barrier.restorable >= self._roster.active().keys():
+            for node in self._roster.active():
+                if node in self._sessions:
+                    self._sessions[node].send("load", generation=generation)
+
+    # -- retention and agreement ---------------------------------------------------------------------------------------
+
+    def _progress(self, session: Session, generation: int, step: int) -> None:
+        if (
+            self._pacer is None
+            or generation != self._roster.generation
+            or not self._roster.live(session.node, session.incarnation)
+        ):
+            return
+        pin = self._pacer.progress(step, time.monotonic_ns() // 1_000_000)
+        if pin is not None:
+            self._tell_active("pin", generation=generation, step=pin)
+
+    def _on_captured(self, generation: int, step: int, slot: int) -> None:
+        if generation != self._roster.generation or self._pacer is None:
+            return
+        self._reported.add(step)
+        for verdict in self._verdicts.get(step, []):
+            self._tell_verdict(generation, verdict)
+        self._settled(self._pacer.captured(slot, step))
+
+    def _settled(self, done: bool) -> None:
+        if done and self._pacer is not None:
+            self._tell_active("retain", generation=self._roster.generation, steps=self._pacer.retained())
+
+    def _digests(self, message: dict[str, Any]) -> None:
+        generation, step = message["generation"], message["step"]
+        if generation != self._roster.generation or not self._config.worker_policy.replay.compare_state:
+            return
+        ranks = {
+            int(rank): (told["digest"], tuple(told["peers"]))
+            for rank, told in message["ranks"].items()
+            if told["peers"]
+        }
+        for verdict in self._agreement.digests(step, ranks):
+            self._verdicts.setdefault(step, []).append(verdict)
+            if not verdict.clean or step in self._reported:
+                self._tell_verdict(generation, verdict)
+        for old in [s for s in self._verdicts if s < step - 64]:
+            del self._verdicts[old]
+
+    def _tell_verdict(self, generation: int, verdict: Verdict) -> None:
+        if (verdict.step, verdict.peers) in self._told:
+            return
+        self._told.add((verdict.step, verdict.peers))
+        if verdict.clean:
+            self._publish(
+                ReplayChecked(
+                    generation=generation,
+                    step=verdict.step,
+                    recipe=RECIPE,
+                    verdict="clean",
+                    ranks=(),
+                    peers=verdict.peers,
+                )
+            )
+        else:
+            self._publish(
+                StateDiverged(generation=generation, step=verdict.step, ranks=verdict.ranks, peers=verdict.peers)
+            )
+        if self._pacer is not None:
+            self._settled(self._pacer.verdict(verdict.step, "clean" if verdict.clean else "corrupt"))
+
+    def _tell_active(self, kind: str, **values: Any) -> None:
+        for node in self._roster.active():
+            if node in self._sessions:
+                self._sessions[node].send(kind, **values)
+
+    # -- leases and suspicion ------------------------------------------------------------------------------------------
+
+    def _probe(self, generation: int) -> None:
+        """Peers failed: ask every active node at once instead of waiting out a lease."""
+        if self._probed_generation == generation:
+            return
+        self._probed_generation = generation
+        self._tell_active("probe", generation=generation)
+
+    async def _watch(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            if now - last > PAUSE_S:
+                log.warning("decider_paused", seconds=round(now - last, 2))
+                for session in self._sessions.values():
+                    session.heard = now
+            last = now
+            if self._outage is not None:
+                continue
+            for session in list(self._sessions.values()):
+                if now - session.heard > self._config.heartbeat_timeout_ms / 1000:
+                    log.warning("lease_expired", node=session.node)
+                    self._lose(session, "lease_expired")
+
+    def _lose(self, session: Session, reason: str) -> None:
+        if self._roster.closed is None and self._roster.live(session.node, session.incarnation):
+            self._publish(NodeLost(node=session.node, incarnation=session.incarnation, reason=reason))
+        self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        if self._sessions.get(session.node) is session:
+            del self._sessions[session.node]
+        session.channel.close()
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel: AsyncChannel | None = None
+        session: Session | None = None
+        try:
+            channel = await asyncio.wait_for(AsyncChannel.open(reader, writer, self._secret, "server"), HELLO_S)
+            hello = await asyncio.wait_for(channel.recv(), HELLO_S)
+            session = await self._admit(hello, channel)
+            if session is not None:
+                await self._serve(session)
+        except (WireError, KeyError, ValueError, TypeError) as error:
+            log.warning("link_refused", why=str(error), peer=str(writer.get_extra_info("peername")))
+        except (OSError, EOFError, asyncio.TimeoutError):
+            pass
+        finally:
+            writer.close()
+            if session is not None and self._sessions.get(session.node) is session and not self._loop.is_closed():
+                self._spawn(self._link_closed(session))
+
+    async def _link_closed(self, session: Session) -> None:
+        """A link that closed without goodbye may come back; else its node is gone."""
+        if not session.said_goodbye:
+            await asyncio.sleep(LINK_GRACE_MS / 1000)
+        if self._sessions.get(session.node) is not session:
+            return
+        self._lose(session, "link_closed")
+
+    async def _admit(self, hello: dict[str, Any], channel: AsyncChannel) -> Session | None:
+        node, incarnation = hello["node"], hello["incarnation"]
+        session = Session(node, incarnation, channel, hello["address"], hello["vault_port"], hello["peer_port"])
+        refusal = self._refusal(hello) or await self._twin(node, incarnation) or self._no_seat(node)
+        if refusal is not None:
+            reason, code = refusal
+            log.info("agent_refused", node=node, reason=reason)
+            channel.send({"kind": "refused", "reason": reason, "exit_code": code})
+            await channel.writer.drain()
+            return None
+        known = self._roster.seats.get(node)
+        if known is not None and incarnation in known.lives and not self._roster.live(node, incarnation):
+            channel.send({"kind": "lost"})
+            await channel.writer.drain()
+            return None
+        self._sessions[node] = session
+        if not self._roster.live(node, incarnation):
+            joined: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.setdefault(node, []).append(joined)
+            self._publish(
+                NodeJoined(
+                    node=node,
+                    incarnation=incarnation,
+                    address=hello["address"],
+                    failure_domain=hello["failure_domain"],
+                    fingerprint=hello["fingerprint"],
+                ),
+                source=node,
+            )
+            log.info("node_joined", node=node, address=hello["address"])
+            await joined
+        session.heard = time.monotonic()
+        session.send("welcome", run=self._config.run_id, outage=self._outage)
+        if self._last_plan is not None:
+            self._send_plan(session, self._last_plan)
+        return session
+
+    def _refusal(self, hello: dict[str, Any]) -> tuple[str, int] | None:
+        """Why this agent can never be in this run, if so."""
+        if hello["run"] != self._config.run_id:
+            return f"this endpoint serves run {self._config.run_id!r}, not {hello['run']!r}", 1
+        if self._roster.closed is not None:
+            closed = self._roster.closed
+            return f"run {self._config.run_id!r} is closed: {closed.outcome} ({closed.reason})", int(
+                closed.outcome != "succeeded"
+            )
+        mine = (self._config.min_nodes, self._config.max_nodes, self._local_world_size)
+        theirs = (hello["min_nodes"], hello["max_nodes"], hello["local_world_size"])
+        if mine != theirs:
+            names = ("--nnodes minimum", "--nnodes maximum", "--nproc-per-node")
+            name, want, got = next((n, m, t) for n, m, t in zip(names, mine, theirs, strict=True) if m != t)
+            return f"{name} is {got} here and {want} in the run: all nodes give the same command", 1
+        different = self._config.worker_policy.differences(hello["policy"])
+        if different:
+            return f"the worker policy differs from the run's in: {', '.join(different)}", 1
+        return None
+
+    async def _twin(self, node: str, incarnation: str) -> tuple[str, int] | None:
+        """A second live agent with one node id is refused, if the first answers."""
+        first = self._sessions.get(node)
+        if first is None or first.incarnation == incarnation:
+            return None
+        first.alive.clear()
+        first.send("ping")
+        try:
+            await asyncio.wait_for(first.alive.wait(), PROBE_ANSWER_S)
+        except asyncio.TimeoutError:
+            self._forget(first)
+            return None
+        return f"node id {node!r} is in use by a live agent: set LM_RESILIENCY_NODE_ID to tell them apart", 1
+
+    def _no_seat(self, node: str) -> tuple[str, int] | None:
+        if self._roster.live_count(besides=node) < self._config.max_nodes:
+            return None
+        if node in self._roster.seats:
+            return f"node {node!r} is not needed: the run has its {self._config.max_nodes} nodes", 0
+        return f"node {node!r} would be one more than --nnodes allows ({self._config.max_nodes})", 1
+
+    async def _serve(self, session: Session) -> None:
+        while True:
+            message = await session.channel.recv()
+            session.heard = time.monotonic()
+            match message["kind"]:
+                case "heartbeat":
+                    session.send("heartbeat", outage=self._outage)
+                case "facts":
+                    for event_id, envelope in message["facts"]:
+                        self._take_fact(session, event_id, envelope)
+                case "arrived":
+                    self._arrived(session, message)
+                case "restorable":
+                    self._restorable(session, message["generation"])
+                case "progress":
+                    self._progress(session, message["generation"], message["step"])
+                case "digests":
+                    self._digests(message)
+                case "alive":
+                    session.alive.set()
+                    if message.get("generation") == self._roster.generation and self._roster.closed is None:
+                        self._publish(NodeConfirmed(node=session.node, incarnation=session.incarnation))
+                case "goodbye":
+                    session.said_goodbye = True
+                    if self._roster.closed is None and self._roster.live(session.node, session.incarnation):
+                        self._publish(
+                            NodeLeft(node=session.node, incarnation=session.incarnation, reason=message["reason"]),
+                            source=session.node,
+                        )
+                    self._forget(session)
+                    return
+                case unknown:
+                    log.warning("unknown_message", kind=unknown, node=session.node)
+
+    def _take_fact(self, session: Session, event_id: str, envelope: dict[str, Any]) -> None:
+        try:
+            event = Event.parse(envelope, strict=True)
+            if event.source != session.node or not event_id.startswith(f"{session.node}/{session.incarnation}/"):
+                raise EventInvalid(event.type, "source", "not the sender")
+        except EventInvalid as error:
+            log.error("fact_refused", event_id=event_id, why=str(error))
+            session.send("ack", upto=int(event_id.rsplit("/", 1)[1]))
+            return
+        self._committer.submit(Fact(event_id, event, origin=session))
+
+
+def _head(record: Record) -> dict[str, Any]:
+    return {"seq": record.seq, "hash": record.hash}

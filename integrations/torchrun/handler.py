@@ -1,0 +1,278 @@
+"""The rendezvous handler: how torchrun meets the committed plan.
+
+    next_rendezvous      park until a committed plan names this node, arrive, start what it orders
+    num_nodes_waiting    is there a newer plan? then kill the old workers and say "membership changed"
+    shutdown             goodbye
+
+torchrun sees healthy workers (their supervisors hold) until a plan is there; a change of membership uses none of its
+restart budget. Nothing here raises except on purpose: an exception would end the agent and its workers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import structlog
+from torch.distributed import Store, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from lmr.integrations.torchrun.agent_view import AgentView
+from lmr.integrations.torchrun.config import BackendConfig, read_config
+from lmr.integrations.torchrun.entry import BACKEND
+from lmr.integrations.torchrun.errors import AdmissionRefused, ConfigInvalid, MeetingFailed
+from lmr.integrations.torchrun.node import Current, End, NodeRuntime
+from lmr.integrations.torchrun.restart_context import context_path, write_context
+from lmr.store import StoreError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+log = structlog.get_logger("lmr.handler")
+
+LOOK_S = 0.5
+BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
+LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Check the settings and return the handler; a mistake ends the agent with one line and exit code 1."""
+    try:
+        return LmrHandler(read_config(params))
+    except ConfigInvalid as error:
+        _refuse(str(error), 1)
+
+
+def _refuse(reason: str, code: int) -> NoReturn:
+    print(f"lm_resiliency: {'error: ' if code else ''}{reason}", file=sys.stderr, flush=True)
+    raise SystemExit(code)
+
+
+class LmrHandler(RendezvousHandler):
+    """One agent's handler.
+
+    Args:
+        config: checked settings.
+    """
+
+    def __init__(self, config: BackendConfig) -> None:
+        self._config = config
+        self._runtime: NodeRuntime | None = None
+        self._generation = -1
+        self._store: TCPStore | None = None
+        self._stop_signal: int | None = None
+        self._supervised = True
+        atexit.register(self._leave, "the agent's process ended")
+
+    # -- the interface -------------------------------------------------------------------------------------------------
+
+    def get_backend(self) -> str:
+        """The name the user typed."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """The user's `--rdzv-id`."""
+        return self._config.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers are clients of a store this agent serves, a fresh one each generation."""
+        return True
+
+    def is_closed(self) -> bool:
+        """Whether the run is over; torchrun does not ask."""
+        return self._runtime is not None and self._runtime.current().end is not None
+
+    def set_closed(self) -> None:
+        """Nothing: only a committed decision closes a run."""
+
+    def num_nodes_waiting(self) -> int:
+        """1 when a newer committed plan orders a change; the old workers are dead by then."""
+        runtime = self._runtime
+        if runtime is None:
+            return 0
+        now = runtime.current()
+        agent = AgentView.of_caller()
+        if now.end is not None and not (now.end.run_closed and now.end.exit_code == 0):
+            runtime.kill_workers(agent.pids())
+            self._finish(now.end)
+        if now.displaced or now.generation > self._generation:
+            runtime.kill_workers(agent.pids())
+            agent.archive_logs(self._generation)
+            return 1
+        return 0
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Park until a committed plan names this node and all its nodes have arrived.
+
+        Returns:
+            rank = slot, world size = number of slots, and the generation's own fresh store.
+        """
+        agent = AgentView.of_caller()
+        with self._signals_while_parked():
+            if self._runtime is None:
+                self._join(agent)
+            elif self._generation >= 0:
+                self._between()
+            return self._next()
+
+    def shutdown(self) -> bool:
+        """Leave. Called on every exit but a signal's, local errors included: it does not mean the job is finished."""
+        self._leave("torchrun ended")
+        return True
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _join(self, agent: AgentView) -> None:
+        os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # ranks follow from slots; no store round is needed
+        runtime = NodeRuntime(self._config)
+        self._runtime = runtime
+        try:
+            runtime.join(agent.local_world_size(), lambda: self._stop_signal is not None)
+        except AdmissionRefused as refused:
+            self._leave("refused")
+            _refuse(refused.reason, refused.exit_code)
+        except (MeetingFailed, StoreError) as error:
+            if self._stop_signal is not None:
+                self._finish(End("told to leave while joining", 0, run_closed=False))
+            self._leave("could not join")
+            _refuse(str(error), 1)
+
+    def _between(self) -> None:
+        """A generation is over for this node."""
+        assert self._runtime is not None
+        now = self._runtime.current()
+        if now.generation == self._generation and not now.displaced and now.end is None:
+            # torchrun restarts what it saw fail: a supervisor died, or there was none
+            self._runtime.report_unsupervised_failure(self._generation)
+        self._runtime.stopped()
+
+    def _next(self) -> RendezvousInfo:
+        assert self._runtime is not None
+        runtime = self._runtime
+        now, arrived = runtime.current(), self._generation
+        while True:
+            if self._stop_signal is not None:
+                self._finish(End(f"signal {self._stop_signal} while parked", 0, run_closed=False))
+            if now.end is not None:
+                self._finish(now.end)
+            if now.mine is not None and now.generation > self._generation:
+                if arrived < now.generation:
+                    arrived = now.generation
+                    runtime.arrive(arrived, self._serve_store(now))
+                if now.go is not None and now.go["generation"] == now.generation:
+                    return self._begin(now)
+            now = runtime.wait_for_change(now, LOOK_S)
+
+    def _serve_store(self, now: Current) -> dict[str, Any] | None:
+        """On slot 0: a fresh store for the workers. Stores are never used again: their addresses are stale by then."""
+        self._store = None
+        if now.mine is None or now.mine.slot != 0:
+            return None
+        self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=300))
+        return {"host": self._runtime.address if self._runtime else "localhost", "port": self._store.port}
+
+    def _begin(self, now: Current) -> RendezvousInfo:
+        assert self._runtime is not None
+        assert now.mine is not None
+        assert now.plan is not None
+        assert now.go is not None
+        self._generation = now.generation
+        self._runtime.starting(now.mine, now.generation)
+        os.environ.update(self._runtime.environment())
+        _put_bootstrap_first()
+        self._write_context(now)
+        store = now.go["store"]
+        return RendezvousInfo(
+            store=_NoWaiting(len(now.plan.assignments)),
+            rank=now.mine.slot,
+            world_size=len(now.plan.assignments),
+            bootstrap_store_info=RendezvousStoreInfo(master_addr=store["host"], master_port=store["port"]),
+        )
+
+    def _write_context(self, now: Current) -> None:
+        if self._config.restart_context is None or now.plan is None or now.mine is None or self._runtime is None:
+            return
+        node = self._runtime.identity.node
+        try:
+            write_context(
+                context_path(self._config.restart_context, node),
+                run=self._config.run_id,
+                node=node,
+                generation=now.generation,
+                slot=now.mine.slot,
+                plan=now.plan.plan_id,
+                head=now.head,
+            )
+        except OSError as error:
+            log.error("restart_context_not_written", why=str(error))
+
+    def _finish(self, end: End) -> NoReturn:
+        """Leave and end the agent's process; the reason is its last line."""
+        self._leave(end.reason)
+        _refuse(end.reason, end.exit_code)
+
+    def _leave(self, reason: str) -> None:
+        if self._runtime is not None:
+            self._runtime.close(reason)
+        self._store = None
+
+    @contextlib.contextmanager
+    def _signals_while_parked(self) -> Iterator[None]:
+        """torchelastic installs handlers only when it starts workers; a parked agent must not die without a goodbye."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, _frame: FrameType | None) -> None:
+            self._stop_signal = number
+
+        before = {number: signal.signal(number, note) for number in LEAVE_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _NoWaiting(Store):
+    """The store torchrun gets for itself: it is used for the exit barrier only, and there is nothing to wait for.
+
+    Workers end when the run is closed, on all nodes at once; a peer that died meanwhile must not cost 300 seconds.
+    """
+
+    def __init__(self, members: int) -> None:
+        super().__init__()
+        self._members = members
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._values[key] = value.encode() if isinstance(value, str) else value
+
+    def get(self, key: str) -> bytes:
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        return self._members
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        return
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        return
+
+
+def _put_bootstrap_first() -> None:
+    """Python imports the first `sitecustomize` on its path; ours runs the one it hides."""
+    ours = str(BOOTSTRAP)
+    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != ours]
+    os.environ["PYTHONPATH"] = os.pathsep.join([ours, *others])

@@ -1,0 +1,716 @@
+"""The node runtime: everything an agent does besides torchrun's own loop, on one asyncio thread.
+
+The torchrun agent's thread asks it two questions through `current()`: which committed plan is mine, and is it over. All
+sockets, the vault and (on the host) the decider live here, so that the agent's loop never waits for any of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from lmr.engine.events import (
+    CheckpointCaptured,
+    CheckpointDropped,
+    CheckpointReplicated,
+    EventData,
+    GenerationStarted,
+    RestoreFailed,
+    StateRestored,
+    TrainingResumed,
+    WorkerExited,
+    WorkersFinished,
+)
+from lmr.engine.plan import Assignment, Plan
+from lmr.integrations.torchrun.config import BackendConfig
+from lmr.integrations.torchrun.decider import LEASE_MS, Decider
+from lmr.integrations.torchrun.errors import AdmissionRefused, MeetingFailed
+from lmr.integrations.torchrun.identity import Identity, address_towards, identify
+from lmr.integrations.torchrun.link import Link
+from lmr.integrations.torchrun.meeting import Host, Meeting, meet
+from lmr.integrations.torchrun.peers import nobody_decides, serve_peers
+from lmr.integrations.torchrun.vault_link import VaultLink, vault_environ
+from lmr.integrations.torchrun.workers import Exit, Workers
+from lmr.store import EventLog, Lease, open_log
+
+log = structlog.get_logger("lmr.node")
+
+WATCH_S = 0.05
+HOST_GONE_S = 5.0
+"""Connections to the decider refused for so long: its process is dead, and with it the embedded log."""
+HOST_SILENT_S = 120.0
+"""Silence that ends an agent even when the host's address still accepts: it is frozen for good."""
+FLUSH_S = 0.2
+"""How long an exit waits for the vault to publish what it holds; the engine settles longer than this."""
+ECHO_GATHER_S = 0.03
+LEAVE_S = 2.0
+OTHERS_LEAVE_S = 20.0
+
+MOVING = ("start", "restart", "replace")
+
+
+@dataclass(frozen=True)
+class End:
+    """It is over for this agent."""
+
+    reason: str
+    exit_code: int
+    run_closed: bool
+
+
+@dataclass(frozen=True)
+class Current:
+    """What the torchrun thread needs to know, as one consistent value."""
+
+    plan: Plan | None = None
+    mine: Assignment | None = None
+    head: dict[str, Any] | None = None
+    """Seq and hash of the plan's record."""
+    go: dict[str, Any] | None = None
+    end: End | None = None
+    displaced: bool = False
+    """This node's workers must stop: it was replaced, fenced or declared lost."""
+
+    @property
+    def generation(self) -> int:
+        """The generation the latest plan orders; -1 before the first."""
+        return self.plan.to_generation if self.plan is not None else -1
+
+
+@dataclass
+class _Generation:
+    """What this node has said about its present generation."""
+
+    number: int = -1
+    restored: dict[int, tuple[int, str]] = field(default_factory=dict)
+    resumed: bool = False
+    finished: bool = False
+
+
+class NodeRuntime:
+    """One agent's life in a run.
+
+    Args:
+        config: checked settings.
+    """
+
+    def __init__(self, config: BackendConfig) -> None:
+        self._config = config
+        self._identity = identify(config.failure_domain)
+        self._local_world_size = 0
+        self._current = Current()
+        self._changed = threading.Condition()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="lmr-node", daemon=True)
+        self._meeting: Meeting | None = None
+        self._decider: Decider | None = None
+        self._link: Link | None = None
+        self._link_task: asyncio.Task[None] | None = None
+        self._host: Host | None = None
+        self._secret = b""
+        self._address = ""
+        self._peer_port = 0
+        self._vault: VaultLink | None = None
+        self._vault_copies: dict[tuple[int, int, int], tuple[int, str]] = {}
+        self._workers: Workers | None = None
+        self._nodes: dict[str, dict[str, Any]] = {}
+        self._said = _Generation()
+        self._restorable: int | None = None
+        self._flushed: asyncio.Event = asyncio.Event()
+        self._exits: list[Exit] = []
+        self._reporting = False
+        self._welcome: asyncio.Future[None] | None = None
+        self._fencing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # -- what the torchrun thread calls --------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        """This agent; the incarnation changes when the node had to rejoin."""
+        return self._identity
+
+    @property
+    def address(self) -> str:
+        """What peers reach this node by."""
+        return self._address
+
+    def current(self) -> Current:
+        """The latest word. Never blocks."""
+        return self._current
+
+    def wait_for_change(self, seen: Current, timeout_s: float) -> Current:
+        """Sleep until something differs from `seen`, at most `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._current is not seen, timeout_s)
+            return self._current
+
+    def join(self, local_world_size: int, cancelled: Any) -> None:
+        """Meet, host the run if nobody does, and be admitted.
+
+        Raises:
+            MeetingFailed: the endpoint could not be served or reached.
+            AdmissionRefused: the run does not take this agent.
+            StoreError: the event log cannot be opened.
+        """
+        self._local_world_size = local_world_size
+        self._thread.start()
+        self._meeting = meet(self._config, cancelled)
+        self._do(self._join())
+
+    def _do(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def arrive(self, generation: int, store: dict[str, Any] | None) -> None:
+        """This node is ready to start the generation's workers; slot 0 brings the workers' store."""
+        self._loop.call_soon_threadsafe(self._arrive, generation, store)
+
+    def starting(self, assignment: Assignment, generation: int) -> None:
+        """The agent is about to start these workers."""
+
+        async def expect() -> None:
+            assert self._workers is not None
+            self._workers.expect(generation, _ranks(assignment))
+            self._said = _Generation(generation)
+            self._exits.clear()
+
+        self._do(expect(), 10)
+
+    def kill_workers(self, more_pids: list[int]) -> None:
+        """SIGKILL the current workers; `more_pids` are those the agent knows."""
+        if self._workers is not None:
+            self._workers.kill()
+        from lmr.integrations.torchrun.workers import kill_group
+
+        for pid in more_pids:
+            kill_group(pid)
+
+    def stopped(self) -> None:
+        """The agent is between generations; a displaced node has stopped its workers."""
+        self._loop.call_soon_threadsafe(self._set, {"displaced": False})
+
+    def report_unsupervised_failure(self, generation: int) -> None:
+        """The agent saw its workers fail and no supervisor said so."""
+
+        async def report() -> None:
+            mine = self._current.mine
+            if mine is None or self._said.number != generation:
+                return
+            for rank in _ranks(mine):
+                self._exited(Exit(rank))
+
+        self._do(report(), 10)
+
+    def environment(self) -> dict[str, str]:
+        """What workers find in their environment."""
+        assert self._workers is not None
+        plan = self._current.plan
+        step = plan.checkpoint.step if plan is not None and plan.checkpoint is not None else 0
+        return {
+            "LM_RESILIENCY_GENERATION": str(self._current.generation),
+            "LM_RESILIENCY_RESUME_STEP": str(step),
+            "LMR_AGENT_SOCKET": self._workers.socket_name,
+            "LMR_VAULT_SOCKET": self._vault.socket_name if self._vault is not None else "",
+            "LMR_WORKER_POLICY": self._config.worker_policy.model_dump_json(),
+        }
+
+    def close(self, reason: str) -> None:
+        """Leave the run: goodbye, end the vault, and on the host wait for the others first. Safe to call twice."""
+        if self._closed or not self._thread.is_alive():
+            return
+        self._closed = True
+        try:
+            self._do(self._leave(reason), OTHERS_LEAVE_S + 10)
+        except Exception as error:  # noqa: BLE001 - the process is ending; say it and end
+            log.warning("leave_incomplete", why=repr(error))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(2)
+
+    # -- joining -------------------------------------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        assert self._meeting is not None
+        meeting, until = self._meeting, time.monotonic() + self._config.join_timeout_ms / 1000
+        self._address = self._config.local_addr or _own_address(meeting)
+        if meeting.serves:
+            await self._host_run(meeting)
+        self._host = await asyncio.to_thread(meeting.find, until)
+        self._secret = self._config.secret or self._host.secret
+        if not self._secret:
+            raise AdmissionRefused("the run has a secret: set LM_RESILIENCY_SECRET_FILE on every node")
+        _, self._peer_port = await serve_peers(
+            self._secret, lambda: time.monotonic() - (self._link.heard if self._link else 0)
+        )
+        name = f"lmr-agent-{self._scope()}-{os.getpid()}"
+        self._workers = Workers(name, self._started, self._exited, self._trainer_said)
+        if self._config.worker_policy.enable_checkpoint:
+            await self._start_vault()
+        await self._connect()
+        self._spawn(self._watch())
+
+    def _scope(self) -> str:
+        return hashlib.sha256(f"{self._config.run_id}\0{self._identity.node}".encode()).hexdigest()[:16]
+
+    async def _host_run(self, meeting: Meeting) -> None:
+        secret = self._config.secret
+        if secret is None:
+            secret = secrets.token_bytes(32)
+            log.warning("no_secret_file", why="LM_RESILIENCY_SECRET_FILE is not set; the run's secret is in its store")
+        self._config.state_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        event_log = await asyncio.to_thread(open_log, self._config.log_location)
+        writer = f"{self._identity.node}/{self._identity.incarnation}"
+        lease = await asyncio.to_thread(_acquire_lease, event_log, self._config.run_id, writer, self._address)
+        self._decider = Decider(
+            self._config, self._local_world_size, event_log, lease.epoch, writer, secret, on_fatal=self._decider_failed
+        )
+        port = await self._decider.start()
+        announced = b"" if self._config.secret is not None else secret
+        meeting.announce(Host(self._address, port, announced))
+
+    def _decider_failed(self, reason: str) -> None:
+        self._end(f"the decider cannot go on: {reason}", 1)
+
+    async def _start_vault(self) -> None:
+        policy = self._config.worker_policy.model_dump(mode="json")
+        environ = vault_environ(self._config.run_id, self._identity.node, self._secret, policy)
+        vault = VaultLink(f"lmr-vault-{self._scope()}", environ, self._vault_said, self._vault_lost)
+        self._vault = vault
+        if not await vault.start():
+            log.error("unprotected", why="no vault: training state is not kept on this node")
+
+    async def _connect(self) -> None:
+        assert self._host is not None
+        self._welcome = self._loop.create_future()
+        heartbeat_s = self._config.heartbeat_timeout_ms / 1000 / 6
+        self._link = Link(self._identity, self._secret, self._hello(), self._decider_said, heartbeat_s)
+        self._link_task = self._loop.create_task(self._link.run(self._host.address, self._host.port))
+        await asyncio.wait_for(self._welcome, self._config.join_timeout_ms / 1000)
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "run": self._config.run_id,
+            "node": self._identity.node,
+            "incarnation": self._identity.incarnation,
+            "address": self._address,
+            "failure_domain": self._identity.failure_domain,
+            "fingerprint": self._identity.fingerprint,
+            "min_nodes": self._config.min_nodes,
+            "max_nodes": self._config.max_nodes,
+            "local_world_size": self._local_world_size,
+            "policy": self._config.worker_policy.model_dump(mode="json"),
+            "vault_port": self._vault.port if self._vault is not None else None,
+            "peer_port": self._peer_port,
+        }
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _set(self, values: dict[str, Any]) -> None:
+        with self._changed:
+            self._current = replace(self._current, **values)
+            self._changed.notify_all()
+
+    def _end(self, reason: str, code: int, *, run_closed: bool = False) -> None:
+        if self._current.end is None:
+            self._set({"end": End(reason, code, run_closed)})
+
+    def _fact(self, data: EventData) -> None:
+        if self._link is not None:
+            self._link.publish(data)
+
+    # -- what the decider says -----------------------------------------------------------------------------------------
+
+    def _decider_said(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "welcome":
+                if self._welcome is not None and not self._welcome.done():
+                    self._welcome.set_result(None)
+                self._say_again()
+            case "refused":
+                self._refused(message["reason"], message["exit_code"])
+            case "lost":
+                self._lost()
+            case "plan":
+                self._take_plan(Plan.model_validate(message["plan"]), message["nodes"], message["head"])
+            case "nodes":
+                self._nodes = message["nodes"]
+                self._tell_vault_peers()
+            case "go":
+                self._set({"go": message})
+            case "load" if self._vault is not None:
+                self._vault.send("load", generation=message["generation"])
+            case "pin" | "retain" if self._vault is not None:
+                self._vault.send(message.pop("kind"), **message)
+            case "probe":
+                self._spawn(self._answer_probe(message["generation"]))
+            case "closed":
+                self._run_closed(message["outcome"], message["reason"])
+            case "decider_gone":
+                self._end(f"the rendezvous host left: {message['reason']}", 1)
+            case _:
+                log.debug("unknown_message", kind=message["kind"])
+
+    def _say_again(self) -> None:
+        """After a reconnect: what is not a fact and the decider may have missed."""
+        if self._restorable is not None and self._link is not None:
+            self._link.send("restorable", generation=self._restorable)
+
+    def _refused(self, reason: str, code: int) -> None:
+        if self._welcome is not None and not self._welcome.done():
+            self._welcome.set_exception(AdmissionRefused(reason, code))
+            return
+        self._end(reason, code)
+
+    def _lost(self) -> None:
+        """The run gave this life up: stop its workers, come back as a new one."""
+        log.warning("declared_lost", node=self._identity.node, incarnation=self._identity.incarnation)
+        if self._workers is not None:
+            self._workers.kill()
+        self._identity = replace(self._identity, incarnation=identify(None).incarnation)
+        self._restorable = None
+        self._set({"displaced": self._current.mine is not None, "mine": None})
+        self._spawn(self._rejoin())
+
+    async def _rejoin(self) -> None:
+        if self._link is not None and self._link_task is not None:
+            self._link_task.cancel()
+        try:
+            await self._connect()
+        except AdmissionRefused as refused:
+            self._end(refused.reason, refused.exit_code)
+        except asyncio.TimeoutError:
+            self._end("the run could not be reached again", 1)
+
+    def _take_plan(self, plan: Plan, nodes: dict[str, dict[str, Any]], head: dict[str, Any]) -> None:
+        self._nodes = nodes
+        if plan.action not in MOVING or plan.to_generation <= self._current.generation:
+            return
+        mine = next(
+            (
+                a
+                for a in plan.assignments
+                if a.node == self._identity.node and a.incarnation == self._identity.incarnation
+            ),
+            None,
+        )
+        displaced = mine is None and self._current.mine is not None
+        self._restorable = None
+        self._set({"plan": plan, "mine": mine, "head": head, "go": None, "displaced": displaced})
+        self._tell_vault_plan(plan, mine)
+
+    def _tell_vault_plan(self, plan: Plan, mine: Assignment | None) -> None:
+        step = plan.checkpoint.step if plan.checkpoint is not None else 0
+        if mine is not None and (step == 0 or self._vault is None or not self._vault.up):
+            self._restore_without_vault(plan, mine, step)
+        if self._vault is None:
+            return
+        sources = []
+        for source in plan.checkpoint.sources if plan.checkpoint is not None else ():
+            if mine is not None and source.slot == mine.slot:
+                where = self._nodes.get(source.holder, {})
+                sources.append({**source.model_dump(), "host": where.get("address"), "port": where.get("vault")})
+        self._vault.send(
+            "generation",
+            generation=plan.to_generation,
+            slot=mine.slot if mine is not None else None,
+            ranks=list(_ranks(mine)) if mine is not None else [],
+            replicate_to=self._replica_nodes(),
+            checkpoint={"step": step, "sources": sources},
+        )
+
+    def _restore_without_vault(self, plan: Plan, mine: Assignment, step: int) -> None:
+        if step == 0:
+            self._is_restorable(plan.to_generation)
+            return
+        source = next((s for s in plan.checkpoint.sources if s.slot == mine.slot), None) if plan.checkpoint else None
+        self._fact(
+            RestoreFailed(
+                generation=plan.to_generation,
+                node=self._identity.node,
+                step=step,
+                slot=mine.slot,
+                holder=source.holder if source is not None else self._identity.node,
+                tier=source.tier if source is not None else "memory",
+                why="missing",
+            )
+        )
+
+    def _replica_nodes(self) -> list[dict[str, Any]]:
+        """Where this slot's copies go: the next slots' nodes in order, then standbys, another failure domain first."""
+        plan, mine = self._current.plan, self._current.mine
+        if plan is None or mine is None:
+            return []
+        count = len(plan.assignments)
+        ring = sorted(plan.assignments, key=lambda a: (a.slot - mine.slot) % count)
+        active = [a.node for a in ring if a.node != mine.node]
+        spare = sorted(node for node in self._nodes if node not in active and node != mine.node)
+        for node in active + spare:
+            where = self._nodes.get(node)
+            if where is not None and where["vault"] is not None:
+                return [{"node": node, "host": where["address"], "port": where["vault"]}]
+        return []
+
+    def _tell_vault_peers(self) -> None:
+        if self._vault is not None and self._current.mine is not None:
+            self._vault.send("replicate_to", replicate_to=self._replica_nodes())
+
+    def _is_restorable(self, generation: int) -> None:
+        self._restorable = generation
+        if self._link is not None:
+            self._link.send("restorable", generation=generation)
+
+    async def _answer_probe(self, generation: int) -> None:
+        await self._flush()
+        if self._link is not None:
+            self._link.send("alive", generation=generation)
+
+    async def _flush(self) -> None:
+        if self._vault is None or not self._vault.up:
+            return
+        self._flushed.clear()
+        self._vault.send("flush")
+        try:
+            await asyncio.wait_for(self._flushed.wait(), FLUSH_S)
+        except asyncio.TimeoutError:
+            log.warning("vault_slow_to_flush")
+
+    def _run_closed(self, outcome: str, reason: str) -> None:
+        active = self._current.mine is not None
+        if outcome == "succeeded":
+            if active and self._workers is not None:
+                self._workers.release(0)
+            self._end(f"the run succeeded: {reason}", 0, run_closed=True)
+        else:
+            self._end(f"the run was halted: {reason}", 1 if active else 0, run_closed=True)
+
+    # -- what workers say ----------------------------------------------------------------------------------------------
+
+    def _arrive(self, generation: int, store: dict[str, Any] | None) -> None:
+        if self._link is not None:
+            self._link.send("arrived", generation=generation, store=store)
+
+    def _started(self) -> None:
+        self._fact(GenerationStarted(generation=self._said.number, node=self._identity.node))
+
+    def _exited(self, ended: Exit) -> None:
+        assert self._workers is not None
+        if ended.clean:
+            if self._workers.finished and not self._said.finished:
+                self._said.finished = True
+                self._spawn(self._report_finished())
+            return
+        self._exits.append(ended)
+        if not self._reporting:
+            self._reporting = True
+            self._spawn(self._report_exits())
+
+    async def _report_finished(self) -> None:
+        await self._flush()
+        self._fact(WorkersFinished(generation=self._said.number, node=self._identity.node))
+
+    async def _report_exits(self) -> None:
+        """What the vault holds first, then primary exits one by one, then the node's echoes as one fact."""
+        try:
+            await self._flush()
+            self._publish_primaries()
+            if self._exits:
+                await asyncio.sleep(ECHO_GATHER_S)
+                self._publish_primaries()
+            if echoes := [e for e in self._exits if e.secondary]:
+                self._exits = [e for e in self._exits if not e.secondary]
+                first = echoes[0]
+                ranks = tuple(sorted(e.rank for e in echoes))
+                alone = {"rank": first.rank} if len(ranks) == 1 else {"ranks": ranks}
+                self._fact(self._exit_fact(first, **alone))
+        finally:
+            self._reporting = False
+            if self._exits:
+                self._reporting = True
+                self._spawn(self._report_exits())
+
+    def _publish_primaries(self) -> None:
+        for ended in [e for e in self._exits if not e.secondary]:
+            self._exits.remove(ended)
+            self._fact(self._exit_fact(ended, rank=ended.rank))
+
+    def _exit_fact(self, ended: Exit, **ranks: Any) -> WorkerExited:
+        return WorkerExited(
+            generation=self._said.number,
+            node=self._identity.node,
+            exit_code=ended.exit_code,
+            signal=ended.signal,
+            step=ended.step,
+            error=ended.error,
+            **ranks,
+        )
+
+    def _trainer_said(self, message: dict[str, Any]) -> None:
+        said, mine = self._said, self._current.mine
+        match message["kind"]:
+            case "restored" if mine is not None:
+                said.restored[message["rank"]] = (message["step"], message["tier"])
+                if said.restored.keys() == set(_ranks(mine)):
+                    step, tier = message["step"], message["tier"]
+                    self._fact(StateRestored(generation=said.number, node=self._identity.node, step=step, tier=tier))
+            case "stepped" if message["rank"] == 0 and not said.resumed:
+                said.resumed = True
+                self._fact(TrainingResumed(generation=said.number, step=message["step"]))
+            case "restore_failed" if mine is not None:
+                self._restore_failed(message)
+            case "degraded":
+                log.error("protection_degraded", what=message["what"], why=message["why"])
+            case _:
+                pass
+
+    def _restore_failed(self, message: dict[str, Any]) -> None:
+        self._fact(
+            RestoreFailed(
+                generation=message["generation"],
+                node=self._identity.node,
+                step=message["step"],
+                slot=message["slot"],
+                holder=message["holder"],
+                tier=message["tier"],
+                why=message["why"],
+            )
+        )
+
+    # -- what the vault says -------------------------------------------------------------------------------------------
+
+    def _vault_said(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "fact":
+                self._vault_fact(message["type"], message["data"])
+            case "digests" if self._link is not None:
+                self._link.send(**message)
+            case "progress" if (
+                self._current.mine is not None and self._current.mine.slot == 0 and self._link is not None
+            ):
+                self._link.send("progress", generation=self._current.generation, step=message["step"])
+            case "restorable":
+                self._is_restorable(message["generation"])
+            case "restore_failed":
+                self._restore_failed(message)
+            case "flushed":
+                self._flushed.set()
+            case _:
+                pass
+
+    def _vault_fact(self, kind: str, data: dict[str, Any]) -> None:
+        match kind:
+            case "checkpoint_captured":
+                captured = CheckpointCaptured.model_validate(data)
+                self._vault_copies[(captured.generation, captured.step, captured.slot)] = (captured.step, "memory")
+                self._fact(captured)
+            case "checkpoint_replicated":
+                copy = CheckpointReplicated.model_validate(data)
+                self._vault_copies[(copy.generation, copy.step, copy.slot)] = (copy.step, "replica")
+                self._fact(copy)
+            case "checkpoint_dropped":
+                dropped = CheckpointDropped.model_validate(data)
+                self._vault_copies.pop((dropped.generation, dropped.step, dropped.slot), None)
+                self._fact(dropped)
+            case _:
+                log.error("vault_fact_refused", type=kind)
+
+    def _vault_lost(self) -> None:
+        """The vault died: its copies are gone, and the log must know it."""
+        for (generation, step, slot), (_, tier) in sorted(self._vault_copies.items()):
+            self._fact(
+                CheckpointDropped(
+                    generation=generation, step=step, slot=slot, holder=self._identity.node, tier=tier, why="vault_lost"
+                )
+            )
+        self._vault_copies.clear()
+        log.error("unprotected", why="the vault of this node died; its copies are gone until the next generation")
+        self._spawn(self._restart_vault())
+
+    async def _restart_vault(self) -> None:
+        if self._vault is not None and await self._vault.start() and self._current.plan is not None:
+            self._tell_vault_plan(self._current.plan, self._current.mine)
+
+    # -- watching ------------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            link = self._link
+            if link is None or self._current.end is not None:
+                continue
+            silent_s = time.monotonic() - link.heard
+            if silent_s > HOST_SILENT_S or (link.refused_connections and silent_s > HOST_GONE_S):
+                self._end("the rendezvous host is gone; its event log is on that machine's disk", 1)
+            elif silent_s * 1000 > self._config.heartbeat_timeout_ms / 2 and not self._fencing:
+                self._fencing = True
+                self._spawn(self._consider_fencing())
+
+    async def _consider_fencing(self) -> None:
+        try:
+            plan, mine, link = self._current.plan, self._current.mine, self._link
+            if plan is None or mine is None or link is None or self._current.displaced:
+                return
+            others = [self._nodes.get(a.node) for a in plan.assignments if a.node != mine.node]
+            peers = [(str(n["address"]), int(n["peer"])) for n in others if n is not None]
+            silent_ms = self._config.heartbeat_timeout_ms // 2
+            if await nobody_decides(self._secret, peers, silent_ms * 3 // 4):
+                return
+            if (time.monotonic() - link.heard) * 1000 > silent_ms:
+                log.error("fenced", why="this node cannot reach the decider and others can")
+                self._set({"displaced": True})
+        finally:
+            await asyncio.sleep(0.1)
+            self._fencing = False
+
+    # -- leaving -------------------------------------------------------------------------------------------------------
+
+    async def _leave(self, reason: str) -> None:
+        closed = self._current.end is not None and self._current.end.run_closed
+        if self._link is not None:
+            await self._link.stop(reason, LEAVE_S)
+        if self._decider is not None:
+            until = time.monotonic() + (OTHERS_LEAVE_S if closed else 0)
+            while not self._decider.finished and time.monotonic() < until:
+                await asyncio.sleep(0.02)
+            await self._decider.stop(reason)
+        if self._vault is not None:
+            self._vault.close(end_vault=True)
+        if self._workers is not None:
+            self._workers.close()
+        if self._meeting is not None:
+            self._meeting.close()
+
+
+def _acquire_lease(event_log: EventLog, run_id: str, writer: str, address: str) -> Lease:
+    """The run's lease; a predecessor that died without giving it back is waited out."""
+    until = time.monotonic() + 2 * LEASE_MS / 1000
+    while True:
+        lease = event_log.acquire_lease(run_id, holder=writer, address=address, ttl_ms=LEASE_MS)
+        if lease is not None:
+            return lease
+        if time.monotonic() > until:
+            held = event_log.lease(run_id)
+            raise AdmissionRefused(f"run {run_id!r} is decided by {held.holder if held else 'another agent'}")
+        time.sleep(0.1)
+
+
+def _ranks(assignment: Assignment) -> tuple[int, ...]:
+    return tuple(range(assignment.first_rank, assignment.first_rank + assignment.local_world_size))
+
+
+def _own_address(meeting: Meeting) -> str:
+    return address_towards(meeting.host_name, meeting.host_port or 1)
+
+
+__all__ = ["Current", "End", "MeetingFailed", "NodeRuntime"]

@@ -1,0 +1,66 @@
+"""Fencing by asking peers: am I cut off, or is nobody deciding?
+
+A node that cannot reach the decider asks the other nodes of its generation. When a majority, itself included, cannot
+either, nobody can commit a plan that would replace it, and it trains on. Otherwise it stops its workers before its
+lease can be taken over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from lmr.integrations.wire import AsyncChannel, WireError
+
+ANSWER_S = 0.4
+
+
+async def serve_peers(secret: bytes, silent_s: Callable[[], float]) -> tuple[asyncio.Server, int]:
+    """Answer the peers' question on a port of its own. Returns server and port.
+
+    Args:
+        secret: seals the frames.
+        silent_s: seconds since this node last heard the decider.
+    """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            channel = await asyncio.wait_for(AsyncChannel.open(reader, writer, secret, "server"), 5)
+            await asyncio.wait_for(channel.recv(), 5)
+            channel.send({"silent_ms": int(silent_s() * 1000)})
+            await writer.drain()
+        except (OSError, EOFError, WireError, asyncio.TimeoutError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, None, 0)
+    return server, int(server.sockets[0].getsockname()[1])
+
+
+async def nobody_decides(secret: bytes, peers: list[tuple[str, int]], silent_ms: int) -> bool:
+    """Whether a majority of the generation is as cut off as this node.
+
+    Args:
+        secret: seals the frames.
+        peers: address and peer port of every other node of the generation.
+        silent_ms: a peer that has not heard the decider for so long is cut off too.
+    """
+    answers = await asyncio.gather(*(_ask(secret, host, port) for host, port in peers))
+    cut_off = 1 + sum(answer is not None and answer >= silent_ms for answer in answers)
+    return 2 * cut_off > len(peers) + 1
+
+
+async def _ask(secret: bytes, host: str, port: int) -> int | None:
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_S)
+        try:
+            channel = await asyncio.wait_for(AsyncChannel.open(reader, writer, secret, "client"), ANSWER_S)
+            channel.send({"kind": "silent?"})
+            told: dict[str, Any] = await asyncio.wait_for(channel.recv(), ANSWER_S)
+            return int(told["silent_ms"])
+        finally:
+            writer.close()
+    except (OSError, EOFError, WireError, KeyError, ValueError, asyncio.TimeoutError):
+        return None

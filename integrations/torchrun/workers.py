@@ -1,0 +1,166 @@
+"""The workers of this node, as their supervisors and trainers report over the node's socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from lmr.engine.events import ExitError
+from lmr.integrations.torchrun.local_peer import Peer, serve
+
+log = structlog.get_logger("lmr.workers")
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one worker ended; all None when it vanished without a word."""
+
+    rank: int
+    exit_code: int | None = None
+    signal: int | None = None
+    step: int | None = None
+    error: ExitError | None = None
+
+    @property
+    def clean(self) -> bool:
+        """The training script returned."""
+        return self.exit_code == 0
+
+    @property
+    def secondary(self) -> bool:
+        """A peer vanished; this worker is an echo."""
+        return self.error is not None and self.error.kind == "collective"
+
+
+class Workers:
+    """Watches the workers of one generation at a time.
+
+    Args:
+        socket_name: abstract name supervisors and trainers connect to.
+        on_started: called when every local rank has its supervisor.
+        on_exit: called for every exit of the current generation, clean ones too.
+        on_trainer: called with every message of a current trainer.
+    """
+
+    def __init__(
+        self,
+        socket_name: str,
+        on_started: Callable[[], None],
+        on_exit: Callable[[Exit], None],
+        on_trainer: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.socket_name = socket_name
+        self._on_started = on_started
+        self._on_exit = on_exit
+        self._on_trainer = on_trainer
+        self._generation = -1
+        self._ranks: frozenset[int] = frozenset()
+        self._supervisors: dict[int, Peer] = {}
+        self._exits: dict[int, Exit] = {}
+        self._peers: set[Peer] = set()
+        self._stop = serve(socket_name, self._connected)
+
+    def expect(self, generation: int, ranks: tuple[int, ...]) -> None:
+        """From here on these ranks of this generation count; what older ones say is history."""
+        self._generation = generation
+        self._ranks = frozenset(ranks)
+        self._supervisors = {}
+        self._exits = {}
+
+    @property
+    def supervised(self) -> bool:
+        """Whether every local rank reported itself."""
+        return bool(self._ranks) and self._supervisors.keys() == self._ranks
+
+    @property
+    def finished(self) -> bool:
+        """Whether every local rank's script has returned."""
+        return bool(self._ranks) and self._ranks == {rank for rank, e in self._exits.items() if e.clean}
+
+    def pids(self) -> list[int]:
+        """Process groups of the current supervisors. Safe from any thread."""
+        return [peer.about["pid"] for peer in list(self._supervisors.values())]
+
+    def kill(self) -> None:
+        """SIGKILL every current worker's process group; they hold no state that is needed. Safe from any thread."""
+        for pid in self.pids():
+            kill_group(pid)
+
+    def release(self, code: int) -> None:
+        """Let the supervisors end with `code`."""
+        for peer in self._supervisors.values():
+            peer.send("exit", code=code)
+
+    def close(self) -> None:
+        """Stop listening and drop every connection."""
+        self._stop()
+        for peer in list(self._peers):
+            peer.close()
+
+    def _connected(self, sock: socket.socket) -> None:
+        self._peers.add(Peer(sock, self._message, self._gone))
+
+    def _message(self, peer: Peer, message: dict[str, Any]) -> None:
+        try:
+            self._dispatch(peer, message)
+        except (KeyError, TypeError, ValueError) as error:
+            log.error("worker_message_refused", message=str(message)[:200], why=repr(error))
+
+    def _dispatch(self, peer: Peer, message: dict[str, Any]) -> None:
+        if message["kind"] == "hello":
+            peer.about = message
+        if not self._current(peer):
+            return
+        role, rank = peer.about["role"], peer.about["rank"]
+        match message["kind"], role:
+            case "hello", "supervisor":
+                self._supervisors[rank] = peer
+                if self.supervised:
+                    self._on_started()
+            case "exited", "supervisor":
+                self._ended(_exit_of(message))
+            case _, "trainer":
+                self._on_trainer(message)
+
+    def _current(self, peer: Peer) -> bool:
+        return peer.about.get("generation") == self._generation and peer.about.get("rank") in self._ranks
+
+    def _gone(self, peer: Peer) -> None:
+        self._peers.discard(peer)
+        rank = peer.about.get("rank")
+        if rank is not None and self._supervisors.get(rank) is peer and rank not in self._exits and self._current(peer):
+            self._ended(Exit(rank))
+
+    def _ended(self, ended: Exit) -> None:
+        if ended.rank in self._exits:
+            return
+        self._exits[ended.rank] = ended
+        self._on_exit(ended)
+
+
+def _exit_of(message: dict[str, Any]) -> Exit:
+    error = message["error"]
+    return Exit(
+        rank=message["rank"],
+        exit_code=message["exit_code"],
+        signal=message["signal"],
+        step=message["step"],
+        error=ExitError.model_validate(error) if error is not None else None,
+    )
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL a worker's process group; it is a session leader (torchrun starts workers so)."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
