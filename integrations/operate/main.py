@@ -1,0 +1,57 @@
+"""The `lmr` command: what an operator types besides torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+VERBS = {
+    "demo": "the closed loop on this machine: kill a worker, kill a machine, and training goes on",
+    "bench": "measure recovery and its parts, as ratios side by side",
+    "db": "upgrade, check or show the event log's schema",
+    "doctor": "check this machine's set-up; each failing line says the cure",
+    "status": "where a run stands, from its event log",
+    "watch": "the same, live",
+    "cordon": "never use a node as a replacement",
+    "uncordon": "a cordoned or quarantined node may be used again",
+    "replace": "ask for a node to be replaced by a standby",
+    "restart": "ask for a restart of the worker group",
+    "halt": "end the run",
+    "resume": "look again at a run that holds",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every verb."""
+    parser = argparse.ArgumentParser(
+        prog="lmr",
+        description="Operate closed-loop recovery for torchrun training. Offline analysis: lmr-replay.",
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, summary in VERBS.items():
+        module = importlib.import_module(f"lmr.integrations.operate.{_module(verb)}")
+        sub = verbs.add_parser(verb, help=summary, description=module.__doc__)
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    return parser
+
+
+def _module(verb: str) -> str:
+    if verb in ("status", "watch"):
+        return "standing"
+    return "request" if verb in ("cordon", "uncordon", "replace", "restart", "halt", "resume") else verb
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb. Returns its exit code: 0 fine, 1 found or failed, 2 cannot be done."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
