@@ -26,7 +26,9 @@ class CheckpointPolicy(BaseModel):
     transfer_timeout_s: int = Field(
         30, ge=1, description="seconds without a byte after which a transfer between vaults is broken and begun again"
     )
-    transfer_attempts: int = Field(5, ge=1, description="how often a broken transfer is begun again before it is given up")
+    transfer_attempts: int = Field(
+        5, ge=1, description="how often a broken transfer is begun again before it is given up"
+    )
     chunk_bytes: int = Field(
         4 * 1024 * 1024, ge=64 * 1024, le=8 * 1024 * 1024, description="size of one frame of state between vaults"
     )

@@ -1,0 +1,275 @@
+"""Where each DataLoader stands, and how a restarted script gets there again.
+
+An *iteration* is one `for batch in loader`. A loader is a training loader once an optimizer step happened while one of
+its iterations was feeding the loop. A position is, per training loader, how many iterations were begun, which of them
+saw no step (those are run again: somebody may need what they compute), how many batches the current one has given out,
+and all random state at its start.
+
+On the way back the iterations already finished give nothing, and the current one is begun from the random state it once
+began from and moved on past the batches that were used, by asking the batch sampler only: no sample is loaded twice.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from lmr.integrations.frameworks.pytorch import rng
+from lmr.integrations.frameworks.pytorch.objects import Created
+
+MakeIterator = Callable[[Any], Any]
+
+
+@dataclass
+class Iteration:
+    """One pass over a loader."""
+
+    ordinal: int
+    start: dict[str, Any]
+    iterator: weakref.ref[Any] | None = None
+    yielded: int = 0
+    fed: bool = False
+    stepped: bool = False
+    ended: bool = False
+
+    @property
+    def running(self) -> bool:
+        """Whether somebody may still take batches."""
+        return not self.ended and self.iterator is not None and self.iterator() is not None
+
+
+@dataclass
+class Track:
+    """What is known of one loader."""
+
+    number: int
+    begun: int = 0
+    stepless: list[int] = field(default_factory=list)
+    training: bool = False
+    current: Iteration | None = None
+
+
+class Loaders:
+    """Follows every DataLoader of the script.
+
+    Args:
+        created: loaders in creation order.
+        degraded: called with what is not protected, and why.
+    """
+
+    def __init__(self, created: Created[Any], degraded: Callable[[str, str], None]) -> None:
+        self._created = created
+        self._degraded = degraded
+        self._tracks: dict[int, Track] = {}
+        self._target: dict[int, dict[str, Any]] = {}
+
+    # Following -------------------------------------------------------------------------------------------------
+
+    def track(self, loader: Any) -> Track:
+        """What is known of a loader."""
+        number = self._created.note(loader)
+        if number not in self._tracks:
+            self._tracks[number] = Track(number)
+        return self._tracks[number]
+
+    def begin(self, loader: Any, make: MakeIterator) -> Any:
+        """Begin the next iteration as usual."""
+        track = self.track(loader)
+        self._close(track)
+        iteration = Iteration(track.begun, {"rng": rng.read(), "generators": _read_generators(loader)})
+        track.begun += 1
+        track.current = iteration
+        iterator = make(loader)
+        self._follow(iterator, track, iteration)
+        return iterator
+
+    @staticmethod
+    def _follow(iterator: Any, track: Track, iteration: Iteration) -> None:
+        iteration.iterator = weakref.ref(iterator)
+        iterator.__dict__["_lmr_iteration"] = (track, iteration)
+
+    @staticmethod
+    def _close(track: Track) -> None:
+        """The previous iteration is over, by its end or by a break."""
+        if track.current is not None and not track.current.stepped:
+            track.stepless.append(track.current.ordinal)
+        track.current = None
+
+    def of(self, iterator: Any) -> tuple[Track, Iteration] | None:
+        """Whose iterator this is, None when it is not followed."""
+        return iterator.__dict__.get("_lmr_iteration")  # type: ignore[no-any-return]
+
+    def gave(self, iteration: Iteration) -> None:
+        """A batch has been given out."""
+        iteration.yielded += 1
+        if torch.is_grad_enabled():
+            iteration.fed = True
+
+    def stepped(self) -> None:
+        """An optimizer step has been completed: whoever fed the loop since the last one is a training loader."""
+        for track in self._tracks.values():
+            iteration = track.current
+            if iteration is not None and iteration.fed and iteration.running:
+                iteration.stepped = track.training = True
+                iteration.fed = False
+
+    def feeding(self) -> bool:
+        """Whether a training loader is in the middle of an iteration."""
+        return any(t.training and t.current is not None and t.current.running for t in self._tracks.values())
+
+    # Positions -------------------------------------------------------------------------------------------------
+
+    def read(self) -> dict[str, Any]:
+        """The position, as JSON."""
+        found = {}
+        alive = dict(self._created.alive())
+        for number, track in self._tracks.items():
+            iteration, loader = track.current, alive.get(number)
+            if not track.training or iteration is None or loader is None:
+                continue
+            found[str(number)] = {
+                "ordinal": iteration.ordinal,
+                "stepless": list(track.stepless),
+                "yielded": iteration.yielded,
+                "start": iteration.start,
+                "generators": _read_generators(loader),
+            }
+        return {"loaders": found}
+
+    def aim(self, position: dict[str, Any]) -> None:
+        """From here on lead every training loader to its place in `position`."""
+        self._target = {int(number): place for number, place in position["loaders"].items()}
+
+    @property
+    def arrived(self) -> bool:
+        """Whether no loader is still on its way."""
+        return not self._target
+
+    def is_on_its_way(self, loader: Any) -> bool:
+        """Whether this loader has a place it has not reached yet."""
+        number = self._created.number(loader)
+        return number in self._target
+
+    def repeats(self, loader: Any) -> bool:
+        """Whether the next iteration of a loader on its way saw no step and is simply run again."""
+        track = self.track(loader)
+        return track.begun in self._target[track.number]["stepless"]
+
+    def lead(self, loader: Any, make: MakeIterator, restore: Callable[[], None]) -> Any:
+        """Begin the next iteration of a loader on its way: nothing if it was finished, else where it stood.
+
+        Args:
+            loader: on its way.
+            make: makes an ordinary iterator.
+            restore: loads all captured state, as it was at the boundary.
+        """
+        track = self.track(loader)
+        place = self._target[track.number]
+        self._close(track)
+        if track.begun < place["ordinal"]:
+            track.current = Iteration(track.begun, {}, stepped=True, ended=True)
+            track.training = True
+            track.begun += 1
+            restore()
+            return _Nothing()
+        del self._target[track.number]
+        iteration = Iteration(track.begun, place["start"], yielded=place["yielded"], stepped=True)
+        track.current, track.training, track.stepless = iteration, True, list(place["stepless"])
+        track.begun += 1
+        if loader.persistent_workers and iteration.ordinal > 0 and loader._iterator is None:
+            # The first iteration of persistent workers draws a seed, later ones do not.
+            loader._iterator = loader._get_iterator()
+        rng.write(place["start"]["rng"])
+        _write_generators(loader, place["start"]["generators"])
+        iterator = self._begin_past(loader, make, iteration.yielded)
+        self._follow(iterator, track, iteration)
+        restore()
+        _write_generators(loader, place["generators"])
+        return iterator
+
+    def _begin_past(self, loader: Any, make: MakeIterator, used: int) -> Any:
+        """An iterator whose next batch is the one after `used`."""
+        if isinstance(loader.dataset, IterableDataset):
+            return self._consume(loader, make, used)
+        if loader.num_workers == 0:
+            iterator = make(loader)
+            _skip(iterator._next_index, used)
+            return iterator
+        # Workers are given their first batches while the iterator is made: the sampler must be past them by then.
+        original = _BaseDataLoaderIter._next_index
+
+        def first(iterator: Any) -> Any:
+            _BaseDataLoaderIter._next_index = original
+            _skip(lambda: original(iterator), used)
+            return original(iterator)
+
+        _BaseDataLoaderIter._next_index = first
+        try:
+            return make(loader)
+        finally:
+            _BaseDataLoaderIter._next_index = original
+
+    def _consume(self, loader: Any, make: MakeIterator, used: int) -> Any:
+        self._degraded("position", f"an IterableDataset cannot be skipped; {used} batches are loaded again and dropped")
+        iterator = make(loader)
+        _skip(iterator._next_data, used)
+        return iterator
+
+
+def _skip(take: Callable[[], Any], count: int) -> None:
+    for _ in range(count):
+        try:
+            take()
+        except StopIteration:
+            return
+
+
+class _Nothing(Iterator[Any]):
+    """What a finished iteration gives."""
+
+    def __next__(self) -> Any:
+        raise StopIteration
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _generators(loader: Any) -> dict[str, torch.Generator]:
+    """The generators a loader and its samplers draw from."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = {"loader": loader, "sampler": getattr(loader, "sampler", None), "batch_sampler": batch_sampler}
+    owners["inner"] = getattr(batch_sampler, "sampler", None)
+    found: dict[str, torch.Generator] = {}
+    for name, owner in owners.items():
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not other for other in found.values()):
+            found[name] = generator
+    return found
+
+
+def _read_generators(loader: Any) -> dict[str, str]:
+    return {name: rng.of_tensor(generator.get_state()) for name, generator in _generators(loader).items()}
+
+
+def _write_generators(loader: Any, states: dict[str, str]) -> None:
+    for name, generator in _generators(loader).items():
+        if name in states:
+            generator.set_state(rng.to_tensor(states[name]))
+
+
+def is_plain(loader: Any) -> bool:
+    """Whether the loader hands out batches itself, one when asked: a subclass may fetch ahead of what it gives."""
+    return type(loader).__iter__ is DataLoader.__iter__
+
+
+def in_worker_process(own_pid: int) -> bool:
+    """Whether this is a forked child of the trainer, such as a loader's worker."""
+    return os.getpid() != own_pid or "torch.utils.data._utils.worker" not in sys.modules

@@ -1,0 +1,124 @@
+"""The objects training is made of, by the order in which the script created them.
+
+A restarted script creates the same objects in the same order, so the number of an object is its name. They are held
+weakly: what the script drops is no longer part of its state.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
+
+
+class Created(Generic[T]):
+    """Objects of one kind in creation order."""
+
+    def __init__(self) -> None:
+        self._refs: list[weakref.ref[T]] = []
+        self._numbers: dict[int, int] = {}
+
+    def note(self, one: T) -> int:
+        """Remember an object, once; returns its number."""
+        number = self._numbers.get(id(one))
+        if number is not None and self._refs[number]() is one:
+            return number
+        self._numbers[id(one)] = len(self._refs)
+        self._refs.append(weakref.ref(one))
+        return len(self._refs) - 1
+
+    def number(self, one: T) -> int | None:
+        """The number of an object, None if it was never noted."""
+        number = self._numbers.get(id(one))
+        return number if number is not None and self._refs[number]() is one else None
+
+    def alive(self) -> list[tuple[int, T]]:
+        """Numbers and objects that still exist."""
+        found = []
+        for number, ref in enumerate(self._refs):
+            one = ref()
+            if one is not None:
+                found.append((number, one))
+        return found
+
+
+class Objects:
+    """Everything of this script that holds training state."""
+
+    def __init__(self) -> None:
+        self.optimizers: Created[torch.optim.Optimizer] = Created()
+        self.schedulers: Created[Any] = Created()
+        self.scalers: Created[Any] = Created()
+        self.loaders: Created[Any] = Created()
+        self._roots: list[weakref.ref[nn.Module]] | None = None
+        self._params: frozenset[int] = frozenset()
+
+    def forget_roots(self) -> None:
+        """Look for models anew at the next need."""
+        self._roots = None
+
+    def optimized_ids(self) -> frozenset[int]:
+        """The identities of all parameters any optimizer updates."""
+        return frozenset(
+            id(p) for _, optimizer in self.optimizers.alive() for group in optimizer.param_groups for p in group["params"]
+        )
+
+    def roots(self) -> list[nn.Module]:
+        """Models whose parameters are optimized, outermost wrapper first seen, then running averages of them.
+
+        Ordered by the optimizers' parameters, which is the script's own order; found once and remembered while the
+        optimized parameters stay the same.
+        """
+        params = self.optimized_ids()
+        if self._roots is not None and params == self._params:
+            alive = [root for ref in self._roots if (root := ref()) is not None]
+            if len(alive) == len(self._roots):
+                return alive
+        self._params = params
+        found = self._find_roots()
+        self._roots = [weakref.ref(root) for root in found]
+        return found
+
+    def _find_roots(self) -> list[nn.Module]:
+        modules: list[nn.Module] = [one for one in gc.get_objects() if _is_module(one)]
+        inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
+        outer = [module for module in modules if id(module) not in inner]
+        order = {
+            id(p): place
+            for place, p in enumerate(
+                p for _, optimizer in self.optimizers.alive() for group in optimizer.param_groups for p in group["params"]
+            )
+        }
+        ranked, averages = [], []
+        for module in outer:
+            places = [order[id(p)] for p in module.parameters() if id(p) in order]
+            if places:
+                ranked.append((min(places), _depth(module), module))
+            elif isinstance(module, AveragedModel):
+                averages.append(module)
+        ranked.sort(key=lambda row: (row[0], -row[1]))
+        return [module for _, _, module in ranked] + averages
+
+
+def replicated(root: nn.Module) -> DistributedDataParallel | None:
+    """The DDP wrapper of a model, None when its parameters are not replicated by DDP."""
+    for module in root.modules():
+        if isinstance(module, DistributedDataParallel):
+            return module
+    return None
+
+
+def _is_module(one: Any) -> bool:
+    # `isinstance` asks the object for its class, which proxies answer with surprises.
+    return issubclass(type(one), nn.Module) and "_parameters" in one.__dict__
+
+
+def _depth(module: nn.Module) -> int:
+    return sum(1 for _ in module.modules())

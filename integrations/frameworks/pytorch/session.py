@@ -1,0 +1,233 @@
+"""When state is captured and when it is restored.
+
+A step is complete when the optimizer's hook has run, but the state of that step is not: schedulers, scalers and averages
+come after it. The consistent boundary is where the loop asks its training loader for the next batch, before it is
+fetched; in a loop without a loader, where the model is next called. There, and nowhere else, state is captured.
+
+The state a plan names is restored at the first training iteration or the first call of the model in training, once the
+vault hands it out, which is when every rank agreed on it; and again where the loader stands, because the script's own
+per-epoch code ran for the epochs that were passed over.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from lmr.integrations.frameworks.agent_link import AgentLink
+from lmr.integrations.frameworks.pytorch import ddp
+from lmr.integrations.frameworks.pytorch.loaders import Iteration, Loaders, MakeIterator, Track, is_plain
+from lmr.integrations.frameworks.pytorch.objects import Objects, replicated
+from lmr.integrations.frameworks.pytorch.state import TrainingState
+from lmr.integrations.frameworks.pytorch.steps import Steps
+from lmr.integrations.frameworks.trainer_context import TrainerContext
+from lmr.integrations.gemini.capture import ShardReader, ShardWriter
+from lmr.integrations.gemini.client import Restored, VaultClient
+from lmr.integrations.gemini.errors import GeminiError, ShardMismatch, VaultUnavailable
+
+_GRANT_PATIENCE_S = 0.005
+_FIRST_GRANT_PATIENCE_S = 0.5
+
+
+class Session:
+    """One trainer's protection.
+
+    Args:
+        context: who the trainer is and what it was told.
+    """
+
+    def __init__(self, context: TrainerContext) -> None:
+        self._context = context
+        self._pid = os.getpid()
+        self._agent = AgentLink(context)
+        self.objects = Objects()
+        self.loaders = Loaders(self.objects.loaders, self._agent.degraded)
+        self.steps = Steps(self.objects.optimizers, context.resume_step)
+        self._state = TrainingState(self.objects, self.loaders, self._agent.degraded)
+        self._writer = ShardWriter(context.rank)
+        self._vault: VaultClient | None = None
+        self._arena_bytes = 0
+        self._captured_step = context.resume_step
+        self._restored: Restored | None = None
+        self._reader: ShardReader | None = None
+        self._must_restore = context.enable_checkpoint and context.resume_step > 0
+        self._has_restored = False
+        self._protecting = context.enable_checkpoint
+        self.skipped_captures = 0
+        if context.generation > 0 and context.resume_step == 0:
+            self._agent.restored(0, "memory")
+
+    @property
+    def mine(self) -> bool:
+        """Whether this process is the trainer, not a child it forked."""
+        return os.getpid() == self._pid
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's step hook ran."""
+        if self.steps.ended(optimizer):
+            self.loaders.stepped()
+            self._context.page.write_step(self.steps.completed)
+            self._agent.stepped(self.steps.completed)
+
+    # Boundaries ------------------------------------------------------------------------------------------------
+
+    def at_next(self, track: Track, _iteration: Iteration) -> None:
+        """A loader is asked for its next batch."""
+        if track.training:
+            self._boundary()
+
+    def at_forward(self, module: nn.Module) -> None:
+        """A module is called in training mode, outside any other."""
+        if self._must_restore and not self._has_restored:
+            if self.objects.optimizers.alive() and self._is_optimized(module):
+                self.restore()
+        elif self.steps.completed > self._captured_step and not self.loaders.feeding() and self._is_optimized(module):
+            self._boundary()
+
+    def _is_optimized(self, module: nn.Module) -> bool:
+        parameter = next(module.parameters(), None)
+        return parameter is not None and id(parameter) in self.objects.optimized_ids()
+
+    def _boundary(self) -> None:
+        step = self.steps.completed
+        if step == self._captured_step:
+            return
+        self._captured_step = step
+        self.steps.settle()
+        if not self._protecting or step % self._context.interval:
+            return
+        if step == self._context.resume_step + 1 and not self._buckets_are_settled():
+            return  # the next call of the model rebuilds DDP's buckets; what they become belongs to the state
+        try:
+            self._capture(step)
+        except VaultUnavailable as error:
+            self._stop_protecting("captures", str(error))
+        except GeminiError as error:
+            self._stop_protecting("captures", str(error))
+
+    def _buckets_are_settled(self) -> bool:
+        return all(
+            wrapper is None or ddp.is_settled(wrapper) for wrapper in map(replicated, self.objects.roots())
+        )
+
+    def _capture(self, step: int) -> None:
+        collection, tree, peers = self._state.collect(step)
+        meta = self._writer.plan(collection, tree)
+        if self._vault is None:
+            self._vault = self._connect()
+        patience_s = _GRANT_PATIENCE_S
+        if meta.total_bytes > self._arena_bytes:
+            self._arena_bytes = meta.total_bytes + meta.tree_bytes  # room for a tree that grows
+            self._vault.request_arena(self._arena_bytes)
+            patience_s = _FIRST_GRANT_PATIENCE_S
+        granted = self._vault.grant(patience_s)
+        if granted is None:
+            self.skipped_captures += 1
+            return
+        self._writer.write(granted.number, granted.memory, collection, tree, meta)
+        self._vault.captured(step, meta, peers)
+
+    def _connect(self) -> VaultClient:
+        if self._context.vault_socket is None:
+            raise VaultUnavailable("this node has none")
+        return VaultClient(self._context.vault_socket, self._context.rank, self._context.generation)
+
+    def _stop_protecting(self, what: str, why: str) -> None:
+        """Training goes on without captures; the grant goes back."""
+        self._protecting = False
+        self._agent.degraded(what, why)
+        if self._vault is not None and self._reader is None:
+            self._vault.close()
+            self._vault = None
+
+    def fault(self, where: str, error: BaseException) -> None:
+        """Something of ours failed: the script goes on unprotected, or not at all if it was to be restored."""
+        detail = "".join(traceback.format_exception_only(error)).strip()
+        if self._must_restore and not self.restore_is_over:
+            self._refuse("topology_mismatch", f"{where}: {detail}")
+        self._stop_protecting(where, detail)
+
+    # Restoring -------------------------------------------------------------------------------------------------
+
+    @property
+    def restore_is_over(self) -> bool:
+        """Whether everything that was to be restored has been."""
+        return not self._must_restore or (self._has_restored and self.loaders.arrived)
+
+    def begin(self, loader: Any, make: MakeIterator) -> Any:
+        """A loader is iterated."""
+        if not is_plain(loader):
+            if not self._is_evaluating():
+                self._agent.degraded("position", f"{type(loader).__name__} may fetch ahead of what it gives out")
+            return make(loader)
+        if self._must_restore:
+            self._open()
+            if self.loaders.is_on_its_way(loader) and not self.loaders.repeats(loader):
+                iterator = self.loaders.lead(loader, make, self.restore)
+                self._finish_restore()
+                return iterator
+        return self.loaders.begin(loader, make)
+
+    @staticmethod
+    def _is_evaluating() -> bool:
+        return not torch.is_grad_enabled()
+
+    def _open(self) -> ShardReader:
+        """Wait for the shard; after this the loaders know where to go."""
+        if self._reader is None:
+            try:
+                self._vault = self._connect()
+                wait_s = float(self._context.checkpoint.get("restore_wait_s", 900))
+                self._restored = self._vault.restore(self._context.resume_step, wait_s)
+                self._reader = ShardReader(self._restored.memory, self._restored.meta)
+                if self._reader.tree["step"] != self._context.resume_step:
+                    raise ShardMismatch("topology_mismatch", f"the shard is of step {self._reader.tree['step']}")
+            except ShardMismatch as error:
+                self._refuse(error.why, error.detail)
+            except VaultUnavailable as error:
+                self._refuse("missing", str(error))
+            self.loaders.aim(self._reader.tree["position"])
+        return self._reader
+
+    def restore(self) -> None:
+        """Load the agreed state into the live objects; every rank has it, or none goes on."""
+        reader = self._open()
+        try:
+            self._state.load(reader, buckets=not self._has_restored)
+        except ShardMismatch as error:
+            self._refuse(error.why, error.detail)
+        assert self._restored is not None
+        if not self._has_restored:
+            self._has_restored = True
+            self._context.page.write_step(self._restored.step)
+            self._agent.restored(self._restored.step, self._restored.tier)
+        self._finish_restore()
+
+    def _finish_restore(self) -> None:
+        if self._must_restore and self.restore_is_over:
+            self._must_restore = False
+            self._reader = None
+            if self._vault is not None:
+                self._vault.done_reading()
+
+    def _refuse(self, why: str, detail: str) -> NoReturn:
+        """The agreed state cannot be had: say so, and wait for the plan that names another. Training on is no option."""
+        context, restored = self._context, self._restored
+        print(f"lmr: rank {context.rank} cannot restore step {context.resume_step}: {why}: {detail}", file=sys.stderr)
+        self._agent.restore_failed(
+            context.resume_step,
+            context.slot if restored is None else restored.slot,
+            "" if restored is None else restored.holder,
+            "memory" if restored is None else restored.tier,
+            why,
+        )
+        while True:
+            time.sleep(3600)

@@ -1,0 +1,162 @@
+"""Writes a rank's training state into granted memory, and reads it back. The torch side of a shard."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import torch
+
+from lmr.integrations.gemini import codec
+from lmr.integrations.gemini.errors import ShardMismatch, StateUnknown
+from lmr.integrations.gemini.shard import Entry, Layout, Section, ShardMeta, Wanted, read_entries, read_tree
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Collection:
+    """The tensors of one capture, in order, each with its name and section."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.names: list[str] = []
+        self.sections: list[Section] = []
+        self.on_device: list[str] = []
+
+    def add(self, name: str, tensor: torch.Tensor, section: Section) -> str:
+        """Take a tensor in.
+
+        Raises:
+            StateUnknown: not a dense, plain tensor.
+        """
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
+            raise StateUnknown(name, f"{type(tensor).__name__} ({tensor.layout})")
+        self.tensors.append(tensor)
+        self.names.append(name)
+        self.sections.append(section)
+        if tensor.device.type != "cpu":
+            self.on_device.append(name)
+        return name
+
+
+class ShardWriter:
+    """Remembers the layout, and the places in each buffer, from one capture to the next.
+
+    Args:
+        rank: global rank.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._signature: list[Any] = []
+        self._layout = Layout([])
+        self._places: dict[int, list[torch.Tensor]] = {}
+
+    def plan(self, collection: Collection, tree: bytes) -> ShardMeta:
+        """Lay the tensors out; returns the lengths the shard will have."""
+        signature = [
+            (name, tensor.dtype, tensor.shape, section)
+            for name, tensor, section in zip(
+                collection.names, collection.tensors, collection.sections, strict=True
+            )
+        ]
+        if signature != self._signature:
+            wanted = [
+                Wanted(name, str(dtype).removeprefix("torch."), tuple(shape), _nbytes(dtype, shape), section)
+                for name, dtype, shape, section in signature
+            ]
+            self._layout, self._signature = Layout(wanted), signature
+            self._places.clear()
+        return self._layout.meta(self._rank, len(tree))
+
+    def write(self, number: int, memory: mmap.mmap, collection: Collection, tree: bytes, meta: ShardMeta) -> None:
+        """Copy everything into the buffer.
+
+        Args:
+            number: of the buffer; the same number is the same memory.
+            memory: at least `meta.total_bytes`.
+            collection: what `plan` was given.
+            tree: what `plan` was given.
+            meta: what `plan` returned.
+        """
+        places = self._places.get(number)
+        if places is None:
+            by_name = {entry.name: entry for entry in self._layout.entries}
+            places = self._places[number] = [view(memory, by_name[name]) for name in collection.names]
+        with torch.no_grad():
+            torch._foreach_copy_(places, [tensor.detach() for tensor in collection.tensors])
+        at = meta.tensor_bytes
+        memory[at : at + meta.entries_bytes] = self._layout.entries_json
+        at += meta.entries_bytes
+        memory[at : at + meta.tree_bytes] = tree
+
+
+def _nbytes(dtype: torch.dtype, shape: torch.Size) -> int:
+    return shape.numel() * dtype.itemsize
+
+
+def view(memory: mmap.mmap, entry: Entry) -> torch.Tensor:
+    """The tensor of an entry, lying in the buffer."""
+    dtype = getattr(torch, entry.dtype)
+    if entry.nbytes == 0:
+        return torch.empty(entry.shape, dtype=dtype)
+    count = entry.nbytes // dtype.itemsize
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=entry.offset).view(entry.shape)
+
+
+class ShardReader:
+    """A shard's tensors by name, and its tree.
+
+    Args:
+        memory: the shard.
+        meta: its lengths.
+
+    Raises:
+        ShardMismatch: the bytes are not a shard.
+    """
+
+    def __init__(self, memory: mmap.mmap, meta: ShardMeta) -> None:
+        self._memory = memory
+        with memoryview(memory) as look:
+            self.entries = read_entries(look, meta)
+            self.tree: dict[str, Any] = read_tree(look, meta)
+        self._on_device = frozenset(self.tree.get("on_device", []))
+
+    def copy_into(self, name: str, target: torch.Tensor) -> None:
+        """Overwrite a live tensor with the captured one.
+
+        Raises:
+            ShardMismatch: there is none of this name, shape and dtype.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise ShardMismatch("topology_mismatch", f"the shard has no {name}")
+        if entry.shape != tuple(target.shape) or entry.dtype != str(target.dtype).removeprefix("torch."):
+            raise ShardMismatch(
+                "topology_mismatch",
+                f"{name} is {entry.dtype}{list(entry.shape)} in the shard, {target.dtype}{list(target.shape)} here",
+            )
+        with torch.no_grad():
+            target.detach().copy_(view(self._memory, entry))
+
+    def fresh(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
+        """A new tensor with the captured content.
+
+        Args:
+            name: of the entry.
+            like: whose device and memory format it takes when it was on a device or has the same shape.
+        """
+        entry = self.entries[name]
+        source = view(self._memory, entry)
+        device = like.device if like is not None and name in self._on_device else torch.device("cpu")
+        if name in self._on_device and like is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if like is not None and like.shape == source.shape:
+            target = torch.empty_like(like, dtype=source.dtype, device=device, requires_grad=False)
+        else:
+            target = torch.empty(source.shape, dtype=source.dtype, device=device)
+        return target.copy_(source)
+
+    def decode(self, tree: Any, like: torch.Tensor | None = None) -> Any:
+        """A part of the tree as values."""
+        return codec.decode(tree, lambda name: self.fresh(name, like))

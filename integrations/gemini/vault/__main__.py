@@ -1,0 +1,36 @@
+"""`python -m lmr.integrations.gemini.vault`: the vault of one node, started by its agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import structlog
+
+from lmr.integrations.gemini.checkpoint_policy import CheckpointPolicy
+from lmr.integrations.gemini.vault.service import Service
+
+
+def main() -> None:
+    """Serve until the agent says close or has been gone for too long."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    # Ctrl-C at a terminal reaches the whole foreground group; the agent decides when the state may go.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    env = os.environ
+    policy = json.loads(env.get("LMR_WORKER_POLICY") or "{}")
+    Service(
+        node=env["LMR_NODE"],
+        run=env["LMR_RUN"],
+        secret=bytes.fromhex(env["LMR_SECRET"]),
+        socket_name=env["LMR_VAULT_SOCKET"],
+        host=env.get("LMR_VAULT_HOST", ""),
+        policy=CheckpointPolicy.model_validate(policy.get("checkpoint", {})),
+    ).run()
+    # Threads may sit in a transfer; what they hold is memory of this process only.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

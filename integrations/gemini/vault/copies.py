@@ -1,0 +1,73 @@
+"""The copies a vault holds: one slot's state of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lmr.integrations.gemini import digest
+from lmr.integrations.gemini.digest import ShardDigest
+from lmr.integrations.gemini.shard import ShardMeta
+from lmr.integrations.gemini.vault.memory import Buffer
+
+Key = tuple[int, int, int]
+"""(generation, step, slot)"""
+
+
+@dataclass
+class Shard:
+    """One rank's bytes in a buffer; `peers` are the ranks whose shared part must be equal."""
+
+    meta: ShardMeta
+    buffer: Buffer
+    peers: list[int] | None = None
+    digest: ShardDigest | None = None
+
+
+@dataclass
+class Copy:
+    """One slot's state of one step, as it grows rank by rank."""
+
+    generation: int
+    step: int
+    slot: int
+    ranks: tuple[int, ...]
+    own: bool
+    shards: dict[int, Shard] = field(default_factory=dict)
+    digest: str | None = None
+    published: bool = False
+    hashing: bool = False
+
+    @property
+    def key(self) -> Key:
+        """What names the copy."""
+        return (self.generation, self.step, self.slot)
+
+    @property
+    def complete(self) -> bool:
+        """Every rank of the slot is here."""
+        return set(self.shards) == set(self.ranks)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all ranks."""
+        return sum(shard.meta.total_bytes for shard in self.shards.values())
+
+    @property
+    def tier(self) -> str:
+        """What the copy is called in facts of this node."""
+        return "memory" if self.own else "replica"
+
+    def hold(self) -> None:
+        """Nobody may reuse the memory until `let_go`."""
+        for shard in self.shards.values():
+            shard.buffer.hold()
+
+    def let_go(self) -> None:
+        """The reader is done."""
+        for shard in self.shards.values():
+            shard.buffer.let_go()
+
+    def measure(self) -> tuple[dict[int, ShardDigest], str]:
+        """Digests of the bytes as they are now; reads all memory, so hold the copy and keep off the loop's thread."""
+        found = {rank: digest.of_shard(shard.buffer.memory, shard.meta) for rank, shard in self.shards.items()}
+        return found, digest.of_slot({rank: (self.shards[rank].meta, found[rank]) for rank in found})

@@ -1,0 +1,470 @@
+"""The vault's conversations: with its agent, with trainers, and through sender and server with other vaults."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import structlog
+
+from lmr.integrations.gemini.checkpoint_policy import CheckpointPolicy
+from lmr.integrations.gemini.digest import ShardDigest
+from lmr.integrations.gemini.errors import ShardMismatch
+from lmr.integrations.gemini.shard import ShardMeta
+from lmr.integrations.gemini.vault import sender
+from lmr.integrations.gemini.vault.copies import Copy
+from lmr.integrations.gemini.vault.hasher import Hasher
+from lmr.integrations.gemini.vault.reactor import Reactor
+from lmr.integrations.gemini.vault.room import Room
+from lmr.integrations.gemini.vault.sender import Sender
+from lmr.integrations.gemini.vault.server import Server
+from lmr.integrations.gemini.vault.transfer import Peer
+from lmr.integrations.torchrun import local_socket
+
+_log = structlog.get_logger(__name__)
+_PROGRESS_S = 0.05
+
+
+class Trainer:
+    """One trainer's connection."""
+
+    def __init__(self, sock: socket.socket, rank: int, generation: int) -> None:
+        self.sock = sock
+        self.rank = rank
+        self.generation = generation
+        self.known: set[int] = set()
+        self.owed = False
+        self.reading: Copy | None = None
+
+
+class Service:
+    """One node's vault.
+
+    Args:
+        node: this node's id.
+        run: the run's id.
+        secret: the run's secret, for connections between vaults.
+        socket_name: abstract name to listen on for agent and trainers.
+        host: address to listen on for other vaults.
+        policy: sizes, counts and times.
+    """
+
+    def __init__(
+        self, node: str, run: str, secret: bytes, socket_name: str, host: str, policy: CheckpointPolicy
+    ) -> None:
+        self._run = run
+        self._secret = secret
+        self._policy = policy
+        self._reactor = Reactor()
+        self._room = Room(
+            node,
+            run,
+            policy,
+            Hasher(self._reactor.post),
+            self._tell_fact,
+            self._compare,
+            self._replicate,
+            self._pay_grants,
+        )
+        self._agent: socket.socket | None = None
+        self._orphaned_since: float | None = time.monotonic()
+        self._trainers: dict[int, Trainer] = {}
+        self._senders: list[Sender] = []
+        self._source: dict[str, Any] = {}
+        self._restorable = False
+        self._may_load = False
+        self._waiting: list[Trainer] = []
+        self._progress_at = 0.0
+        self._progress: int | None = None
+        self._server = Server(
+            host,
+            run,
+            secret,
+            self._reactor.ask,
+            self._room,
+            policy.transfer_timeout_s,
+            policy.chunk_bytes,
+        )
+        self._listener = local_socket.listen(socket_name)
+        self._reactor.watch(self._listener, self._accept)
+        self._watch_orphanage()
+
+    def run(self) -> None:
+        """Serve until closed or orphaned."""
+        self._reactor.run()
+
+    # Connections -----------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        try:
+            local_socket.check_peer(sock)
+        except (OSError, local_socket.LocalSocketError) as error:
+            _log.warning("vault.stranger", error=str(error))
+            sock.close()
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * local_socket.MESSAGE_MAX_BYTES)
+        self._reactor.watch(sock, lambda: self._greet(sock))
+
+    def _greet(self, sock: socket.socket) -> None:
+        """The first message says who it is."""
+        self._reactor.forget(sock)
+        message = self._read(sock)
+        if message is None or message.get("kind") != "hello":
+            sock.close()
+        elif message.get("role") == "agent":
+            self._adopt(sock)
+        elif message.get("role") == "trainer":
+            trainer = Trainer(sock, int(message["rank"]), int(message["generation"]))
+            self._trainer_left(self._trainers.get(trainer.rank))
+            self._trainers[trainer.rank] = trainer
+            self._reactor.watch(sock, lambda: self._hear_trainer(trainer))
+        else:
+            sock.close()
+
+    def _read(self, sock: socket.socket) -> dict[str, Any] | None:
+        try:
+            received = local_socket.receive(sock)
+        except (OSError, local_socket.LocalSocketError) as error:
+            _log.warning("vault.unreadable", error=str(error))
+            return None
+        return None if received is None else received[0]
+
+    def _tell(self, sock: socket.socket | None, message: dict[str, Any], fds: list[int] | None = None) -> bool:
+        """Never waits: a reader that does not read loses messages, and the vault goes on."""
+        if sock is None:
+            return False
+        try:
+            local_socket.send(sock, message, fds, wait=False)
+        except OSError as error:
+            if not isinstance(error, ConnectionError):
+                _log.warning("vault.untold", kind=message.get("kind"), error=str(error))
+            return False
+        return True
+
+    # The agent -------------------------------------------------------------------------------------------------
+
+    def _adopt(self, sock: socket.socket) -> None:
+        if self._agent is not None:
+            self._agent_left(self._agent)
+        self._agent, self._orphaned_since = sock, None
+        self._reactor.watch(sock, lambda: self._hear_agent(sock))
+        self._tell(sock, {"kind": "ready", "port": self._server.port, "pid": os.getpid()})
+
+    def _agent_left(self, sock: socket.socket) -> None:
+        self._reactor.forget(sock)
+        sock.close()
+        if self._agent is sock:
+            self._agent, self._orphaned_since = None, time.monotonic()
+
+    def _watch_orphanage(self) -> None:
+        since = self._orphaned_since
+        if since is not None and time.monotonic() - since >= self._policy.orphan_s:
+            _log.info("vault.orphaned", seconds=self._policy.orphan_s)
+            self._reactor.stop()
+        self._reactor.after(min(1.0, self._policy.orphan_s / 2), self._watch_orphanage)
+
+    def _hear_agent(self, sock: socket.socket) -> None:
+        message = self._read(sock)
+        if message is None:
+            self._agent_left(sock)
+            return
+        kind = message.get("kind")
+        if kind == "generation":
+            self._enter(message)
+        elif kind == "load":
+            if int(message["generation"]) == self._room.generation:
+                self._may_load = True
+                self._answer_restores()
+        elif kind == "replicate_to":
+            self._replicate_to(_peers(message))
+        elif kind == "pin":
+            self._room.pin(int(message["step"]))
+        elif kind == "retain":
+            self._room.retain(int(step) for step in message["steps"])
+        elif kind == "flush":
+            self._room.flush(lambda: self._tell(self._agent, {"kind": "flushed"}) and None)
+        elif kind == "close":
+            self._reactor.stop()
+        else:
+            _log.warning("vault.unknown_message", kind=kind)
+
+    def _enter(self, message: dict[str, Any]) -> None:
+        generation = int(message["generation"])
+        checkpoint = message.get("checkpoint") or {"step": 0, "sources": []}
+        step, slot = int(checkpoint["step"]), message.get("slot")
+        for trainer in list(self._trainers.values()):
+            if trainer.generation < generation:
+                self._trainer_left(trainer)
+        self._room.enter(generation, slot, [int(rank) for rank in message.get("ranks", [])], step)
+        self._restorable = self._may_load = False
+        self._progress = None
+        self._replicate_to(_peers(message))
+        self._source = next((s for s in checkpoint.get("sources", []) if s["slot"] == slot), {})
+        if slot is not None and step > 0:
+            self._prepare(generation, step, int(slot))
+
+    # Restoring -------------------------------------------------------------------------------------------------
+
+    def _prepare(self, generation: int, step: int, slot: int) -> None:
+        """Have the own slot's copy here and verified."""
+        copy = self._room.find(step, slot)
+        if copy is not None:
+            self._verify(generation, copy)
+            return
+        host, port = self._source.get("host"), self._source.get("port")
+        if host is None or port is None or self._source.get("holder") == self._room.node:
+            self._restore_failed(step, slot, "missing", "no copy here and no address to fetch one from")
+            return
+        peer = Peer(str(self._source["holder"]), str(host), int(port))
+        threading.Thread(target=self._fetch, args=(generation, step, slot, peer), name="fetch", daemon=True).start()
+
+    def _fetch(self, generation: int, step: int, slot: int, peer: Peer) -> None:
+        """On a thread of its own."""
+        policy, reactor = self._policy, self._reactor
+        try:
+            header, buffers = sender.fetch(
+                peer,
+                self._run,
+                self._secret,
+                step,
+                slot,
+                policy.transfer_timeout_s,
+                policy.transfer_attempts,
+                lambda header: reactor.ask(lambda: self._room.allocate(header)),
+            )
+        except ShardMismatch as error:
+            why, detail = error.why, error.detail
+            reactor.post(lambda: self._fetch_failed(generation, step, slot, why, detail))
+            return
+        except Exception as error:  # noqa: BLE001  a thread's edge: the agent must hear of it
+            detail = repr(error)
+            reactor.post(lambda: self._fetch_failed(generation, step, slot, "timeout", detail))
+            return
+        reactor.post(lambda: self._fetched(generation, step, slot, header, buffers))
+
+    def _fetch_failed(self, generation: int, step: int, slot: int, why: str, detail: str) -> None:
+        if generation == self._room.generation:
+            self._restore_failed(step, slot, why, detail)
+
+    def _fetched(self, generation: int, step: int, slot: int, header: Any, buffers: Any) -> None:
+        if generation != self._room.generation:
+            self._room.abandon(buffers)
+        elif tuple(sorted(header.shards)) != tuple(sorted(self._room.ranks)):
+            self._room.abandon(buffers)
+            self._restore_failed(step, slot, "topology_mismatch", f"the copy is of ranks {sorted(header.shards)}")
+        else:
+            self._ready_to_load(self._room.add(header, buffers))
+
+    def _verify(self, generation: int, copy: Copy) -> None:
+        """Memory may have been damaged since it was measured: measure again before anybody loads it."""
+
+        def check(copy: Copy, digests: dict[int, ShardDigest], slot_digest: str) -> None:
+            if generation != self._room.generation:
+                return
+            if tuple(sorted(copy.ranks)) != tuple(sorted(self._room.ranks)):
+                self._restore_failed(copy.step, copy.slot, "topology_mismatch", f"the copy is of ranks {copy.ranks}")
+            elif slot_digest != copy.digest:
+                wrong = [rank for rank, found in digests.items() if found != copy.shards[rank].digest]
+                self._room.drop(copy, "digest_mismatch")
+                self._restore_failed(copy.step, copy.slot, "digest_mismatch", f"damaged in memory: ranks {wrong}")
+            else:
+                self._ready_to_load(copy)
+
+        self._room.measure(copy, check)
+
+    def _ready_to_load(self, copy: Copy) -> None:
+        self._restorable = True
+        self._tell(
+            self._agent,
+            {
+                "kind": "restorable",
+                "generation": self._room.generation,
+                "step": copy.step,
+                "tier": self._source.get("tier", copy.tier),
+            },
+        )
+        self._replicate(copy)  # peers that hold it already say so; the others have just joined or lost theirs
+        self._answer_restores()
+
+    def _restore_failed(self, step: int, slot: int, why: str, detail: str) -> None:
+        _log.warning("vault.restore_failed", step=step, slot=slot, why=why, detail=detail)
+        self._tell(
+            self._agent,
+            {
+                "kind": "restore_failed",
+                "generation": self._room.generation,
+                "step": step,
+                "slot": slot,
+                "holder": self._source.get("holder", self._room.node),
+                "tier": self._source.get("tier", "memory"),
+                "why": why,
+            },
+        )
+
+    def _answer_restores(self) -> None:
+        """Once every slot is ready: hand each trainer its rank's shard."""
+        if not (self._restorable and self._may_load):
+            return
+        waiting, self._waiting = self._waiting, []
+        for trainer in waiting:
+            copy = None if self._room.slot is None else self._room.find(self._room.restored_step, self._room.slot)
+            shard = None if copy is None else copy.shards.get(trainer.rank)
+            if copy is None or shard is None:
+                self._tell(trainer.sock, {"kind": "restore_failed", "why": "missing"})
+                continue
+            copy.hold()
+            trainer.reading = copy
+            self._tell(
+                trainer.sock,
+                {
+                    "kind": "shard",
+                    "step": copy.step,
+                    "slot": copy.slot,
+                    "holder": self._source.get("holder", self._room.node),
+                    "tier": self._source.get("tier", copy.tier),
+                    "bytes": shard.buffer.capacity_bytes,
+                    "meta": shard.meta.to_json(),
+                },
+                [shard.buffer.fd],
+            )
+
+    # Trainers --------------------------------------------------------------------------------------------------
+
+    def _hear_trainer(self, trainer: Trainer) -> None:
+        message = self._read(trainer.sock)
+        if message is None:
+            self._trainer_left(trainer)
+            return
+        kind = message.get("kind")
+        if trainer.generation != self._room.generation and kind != "restore":
+            self._tell(trainer.sock, {"kind": "grant", "buffer": None, "why": "stale_generation"})
+        elif kind == "arena":
+            arena = self._room.arenas.get(trainer.rank)
+            if arena is not None:
+                arena.resize(int(message["bytes"]))
+                self._grant(trainer)
+        elif kind == "captured":
+            self._captured(trainer, message)
+        elif kind == "restore":
+            self._waiting.append(trainer)
+            self._answer_restores()
+        elif kind == "restored":
+            self._stop_reading(trainer)
+
+    def _captured(self, trainer: Trainer, message: dict[str, Any]) -> None:
+        try:
+            meta = ShardMeta.parse(message["meta"])
+        except ShardMismatch as error:
+            _log.warning("vault.capture_refused", rank=trainer.rank, error=str(error))
+            return
+        self._room.captured(trainer.generation, int(message["step"]), meta, int(message["buffer"]), message["peers"])
+        self._grant(trainer)
+        self._report_progress()
+
+    def _grant(self, trainer: Trainer) -> None:
+        """Grant the next buffer, now or when one becomes free; its memory travels along once."""
+        buffer = self._room.grant(trainer.rank)
+        trainer.owed = buffer is None
+        if buffer is None:
+            self._tell(trainer.sock, {"kind": "grant", "buffer": None, "why": "all_needed"})
+            return
+        fresh = buffer.number not in trainer.known
+        message = {"kind": "grant", "buffer": buffer.number, "bytes": buffer.capacity_bytes}
+        if self._tell(trainer.sock, message, [buffer.fd] if fresh else None):
+            trainer.known.add(buffer.number)
+
+    def _pay_grants(self) -> None:
+        for trainer in self._trainers.values():
+            if trainer.owed and self._room.grant(trainer.rank) is not None:
+                self._grant(trainer)
+
+    def _trainer_left(self, trainer: Trainer | None) -> None:
+        if trainer is None:
+            return
+        self._reactor.forget(trainer.sock)
+        trainer.sock.close()
+        self._stop_reading(trainer)
+        if trainer in self._waiting:
+            self._waiting.remove(trainer)
+        if self._trainers.get(trainer.rank) is trainer:
+            del self._trainers[trainer.rank]
+            arena = self._room.arenas.get(trainer.rank)
+            if arena is not None:
+                arena.take_back()
+
+    def _stop_reading(self, trainer: Trainer) -> None:
+        if trainer.reading is not None:
+            trainer.reading.let_go()
+            trainer.reading = None
+
+    # What goes out ---------------------------------------------------------------------------------------------
+
+    def _tell_fact(self, kind: str, data: dict[str, Any]) -> None:
+        if not self._tell(self._agent, {"kind": "fact", "type": kind, "data": data}):
+            _log.warning("vault.fact_untold", type=kind, **data)
+
+    def _compare(self, copy: Copy) -> None:
+        """Give SCOUT the digests that must be equal on all peers."""
+        ranks = {
+            str(rank): {"digest": shard.digest.shared, "peers": shard.peers}
+            for rank, shard in sorted(copy.shards.items())
+            if shard.peers and shard.digest is not None
+        }
+        if ranks:
+            self._tell(
+                self._agent, {"kind": "digests", "generation": copy.generation, "step": copy.step, "ranks": ranks}
+            )
+
+    def _report_progress(self) -> None:
+        newest, now = self._room.newest_captured(), time.monotonic()
+        if newest is None or newest == self._progress:
+            return
+        if now - self._progress_at >= _PROGRESS_S:
+            self._progress, self._progress_at = newest, now
+            self._tell(self._agent, {"kind": "progress", "step": newest})
+
+    # Replication -----------------------------------------------------------------------------------------------
+
+    def _replicate_to(self, peers: list[Peer]) -> None:
+        kept = [one for one in self._senders if one.peer in peers]
+        for one in self._senders:
+            if one not in kept:
+                one.stop()
+        known = {one.peer for one in kept}
+        policy = self._policy
+        fresh = [
+            Sender(
+                peer,
+                self._run,
+                self._secret,
+                policy.transfer_timeout_s,
+                policy.transfer_attempts,
+                policy.chunk_bytes,
+                lambda copy, why, node=peer.node: self._reactor.post(lambda: self._sent(copy, node, why)),  # type: ignore[misc]
+            )
+            for peer in peers
+            if peer not in known
+        ]
+        self._senders = kept + fresh
+
+    def _replicate(self, copy: Copy) -> None:
+        for one in self._senders:
+            copy.hold()
+            one.send(copy)
+
+    def _sent(self, copy: Copy, node: str, why: str | None) -> None:
+        copy.let_go()
+        if why is not None and copy.generation == self._room.generation and why != "stopped":
+            self._tell(
+                self._agent,
+                {"kind": "degraded", "what": f"replica of step {copy.step} on {node}", "why": why},
+            )
+        self._pay_grants()
+
+
+def _peers(message: dict[str, Any]) -> list[Peer]:
+    return [Peer(str(p["node"]), str(p["host"]), int(p["port"])) for p in message["replicate_to"]]
