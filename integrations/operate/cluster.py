@@ -171,6 +171,15 @@ class Cluster:
                 found[int(environ["RANK"])] = pid
         return found
 
+    def workers(self, node: str) -> dict[int, int]:
+        """Pids of the processes torchrun started on the node, by global rank."""
+        found: dict[int, int] = {}
+        for pid in sorted(self.processes(node)):
+            environ = _environ(pid)
+            if "RANK" in environ and "RANK" not in _parent_environ(pid):
+                found.setdefault(int(environ["RANK"]), pid)
+        return found
+
     def kill_machine(self, node: str) -> list[int]:
         """The machine is gone: SIGKILL all that runs on it, memory included. Returns the pids.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from lmr.engine.events import PlanCommitted, RunClosed
+from lmr.engine.events import RunClosed
 from lmr.engine.plan import Plan
 from lmr.engine.record import Record
 from lmr.integrations.operate.cluster import Cluster, ClusterFailed

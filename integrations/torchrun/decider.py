@@ -7,6 +7,7 @@ leases, the arrival barrier, pins) is transport: lose it and the agents say it a
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from lmr.engine.errors import EventInvalid
 from lmr.engine.events import (
     CheckpointCaptured,
     CheckpointReplicated,
+    Data,
     Event,
-    EventData,
     NodeConfirmed,
     NodeJoined,
     NodeLeft,
@@ -51,6 +52,7 @@ LINK_GRACE_MS = 300
 """How long a closed link may reconnect before its node is lost."""
 PROBE_ANSWER_S = 1.0
 HELLO_S = 10.0
+OPERATOR_FACTS = ("operator_requested", "node_cordoned", "node_uncordoned", "policy_changed")
 LEASE_MS = 5_000
 
 
@@ -147,12 +149,11 @@ class Decider:
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
-    async def start(self, host: str | None = None) -> int:
-        """Open or reopen the run and listen. Returns the port.
+    async def start(self, listener: socket.socket) -> None:
+        """Open or reopen the run and serve on `listener`.
 
         Raises:
             StoreError: the log cannot be read.
-            OSError: no port.
         """
         for record in self._committer.load():
             self._take(record)
@@ -163,9 +164,8 @@ class Decider:
             log.info("run_reopened", run=self._config.run_id)
             self._last_plan = None
             self._publish(RunReopened(run_id=self._config.run_id))
-        self._server = await asyncio.start_server(self._accept, host, 0, backlog=4096)
+        self._server = await asyncio.start_server(self._accept, sock=listener, backlog=4096)
         self._spawn(self._watch())
-        return int(self._server.sockets[0].getsockname()[1])
 
     def _opening(self) -> RunOpened:
         policy = self._config.worker_policy
@@ -212,9 +212,9 @@ class Decider:
 
     # -- facts of the decider's own ------------------------------------------------------------------------------------
 
-    def _publish(self, data: EventData, source: str = "decider") -> None:
+    def _publish(self, data: Data, source: str = "decider") -> None:
         self._counter += 1
-        event = Event.of(data, at_ms=time.time_ns() // 1_000_000, source=source)
+        event = Event.of(data, at_ms=_now_ms(), source=source)
         self._committer.submit(Fact(f"decider/{self._writer.replace('/', '.')}.{self._epoch}/{self._counter}", event))
 
     # -- what the log says ---------------------------------------------------------------------------------------------
@@ -235,7 +235,9 @@ class Decider:
             self._react(record)
         acks: dict[Session, int] = {}
         for fact in done.facts:
-            if isinstance(fact.origin, Session):
+            if isinstance(fact.origin, asyncio.Future) and not fact.origin.done():
+                fact.origin.set_result(None)
+            elif isinstance(fact.origin, Session):
                 acks[fact.origin] = int(fact.event_id.rsplit("/", 1)[1])
         for session, upto in acks.items():
             session.send("ack", upto=upto)
@@ -255,10 +257,10 @@ class Decider:
                         future.set_result(None)
                 self._tell_nodes()
             case NodeLost(node=node, incarnation=incarnation):
-                session = self._sessions.get(node)
-                if session is not None and session.incarnation == incarnation:
-                    session.send("lost")
-                    self._forget(session)
+                gone = self._sessions.get(node)
+                if gone is not None and gone.incarnation == incarnation:
+                    gone.send("lost")
+                    self._forget(gone)
                 self._tell_nodes()
             case WorkerExited(generation=generation, error=error) if generation == self._roster.generation:
                 log.info("worker_exited", node=record.event.source, error=error and error.kind)
@@ -451,6 +453,9 @@ class Decider:
         try:
             channel = await asyncio.wait_for(AsyncChannel.open(reader, writer, self._secret, "server"), HELLO_S)
             hello = await asyncio.wait_for(channel.recv(), HELLO_S)
+            if hello.get("role") == "operator":
+                await self._record_request(hello, channel)
+                return
             session = await self._admit(hello, channel)
             if session is not None:
                 await self._serve(session)
@@ -507,6 +512,28 @@ class Decider:
         if self._last_plan is not None:
             self._send_plan(session, self._last_plan)
         return session
+
+    async def _record_request(self, hello: dict[str, Any], channel: AsyncChannel) -> None:
+        """An operator's fact: append it, answer when it is committed."""
+        answer: dict[str, Any] = {"kind": "recorded"}
+        try:
+            if hello["run"] != self._config.run_id or hello["type"] not in OPERATOR_FACTS:
+                raise EventInvalid(hello["type"], "", "not an operator's fact for this run")
+            envelope = {
+                "type": hello["type"],
+                "at_ms": _now_ms(),
+                "source": f"operator:{hello['by']}",
+                "data": hello["data"],
+            }
+            event = Event.parse(envelope, strict=True)
+        except EventInvalid as error:
+            answer = {"kind": "refused", "reason": str(error)}
+        else:
+            written: asyncio.Future[None] = self._loop.create_future()
+            self._committer.submit(Fact(f"operator:{hello['request']}", event, origin=written))
+            await written
+        channel.send(answer)
+        await channel.writer.drain()
 
     def _refusal(self, hello: dict[str, Any]) -> tuple[str, int] | None:
         """Why this agent can never be in this run, if so."""
@@ -593,6 +620,10 @@ class Decider:
             session.send("ack", upto=int(event_id.rsplit("/", 1)[1]))
             return
         self._committer.submit(Fact(event_id, event, origin=session))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _head(record: Record) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
-from torch.distributed import Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from lmr.integrations.torchrun.agent_view import AgentView

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from lmr.engine.events import Event, EventData
+from lmr.engine.events import Data, Event
 from lmr.integrations.torchrun.identity import Identity
 from lmr.integrations.wire import AsyncChannel, WireError
 
@@ -84,7 +84,7 @@ class Link:
         """Facts the decider has not acknowledged."""
         return len(self._spool)
 
-    def publish(self, data: EventData) -> None:
+    def publish(self, data: Data) -> None:
         """Spool one fact and send it when there is a connection. Never waits."""
         self._counter += 1
         event_id = f"{self._identity.node}/{self._identity.incarnation}/{self._counter}"

@@ -98,7 +98,8 @@ class TcpMeeting:
     """
 
     def __init__(self, run_id: str, host: str, port: int, *, serves: bool) -> None:
-        from torch.distributed import DistNetworkError, TCPStore
+        from torch._C._distributed_c10d import TCPStore
+        from torch.distributed import DistNetworkError
 
         self.serves = serves
         self.host_name = host

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Coroutine
@@ -22,7 +24,7 @@ from lmr.engine.events import (
     CheckpointCaptured,
     CheckpointDropped,
     CheckpointReplicated,
-    EventData,
+    Data,
     GenerationStarted,
     RestoreFailed,
     StateRestored,
@@ -269,13 +271,27 @@ class NodeRuntime:
         self._config.state_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         event_log = await asyncio.to_thread(open_log, self._config.log_location)
         writer = f"{self._identity.node}/{self._identity.incarnation}"
-        lease = await asyncio.to_thread(_acquire_lease, event_log, self._config.run_id, writer, self._address)
+        listener = _listen()
+        port = int(listener.getsockname()[1])
+        lease = await asyncio.to_thread(
+            _acquire_lease, event_log, self._config.run_id, writer, f"{self._address}:{port}"
+        )
         self._decider = Decider(
             self._config, self._local_world_size, event_log, lease.epoch, writer, secret, on_fatal=self._decider_failed
         )
-        port = await self._decider.start()
+        await self._decider.start(listener)
+        self._leave_secret_to_operator(secret)
         announced = b"" if self._config.secret is not None else secret
         meeting.announce(Host(self._address, port, announced))
+
+    def _leave_secret_to_operator(self, secret: bytes) -> None:
+        """Without a secret file, `lmr halt` and the like read the run's secret here; owner-only."""
+        if self._config.secret is None and self._config.embedded:
+            path = self._config.state_folder / "decider.json"
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump({"run": self._config.run_id, "secret": secret.hex()}, file)
 
     def _decider_failed(self, reason: str) -> None:
         self._end(f"the decider cannot go on: {reason}", 1)
@@ -326,7 +342,7 @@ class NodeRuntime:
         if self._current.end is None:
             self._set({"end": End(reason, code, run_closed)})
 
-    def _fact(self, data: EventData) -> None:
+    def _fact(self, data: Data) -> None:
         if self._link is not None:
             self._link.publish(data)
 
@@ -690,6 +706,13 @@ class NodeRuntime:
             self._workers.close()
         if self._meeting is not None:
             self._meeting.close()
+
+
+def _listen() -> socket.socket:
+    """A listening socket on every interface, any port."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=4096)
 
 
 def _acquire_lease(event_log: EventLog, run_id: str, writer: str, address: str) -> Lease:

@@ -51,9 +51,8 @@ class Roster:
                 lives = self.seats[node].lives if node in self.seats else set()
                 self.seats[node] = Seat(incarnation, live=True, lives=lives | {incarnation})
             case NodeLeft(node=node, incarnation=incarnation) | NodeLost(node=node, incarnation=incarnation):
-                seat = self.seats.get(node)
-                if seat is not None and seat.incarnation == incarnation:
-                    seat.live = False
+                if self.live(node, incarnation):
+                    self.seats[node].live = False
             case PlanCommitted(plan=plan):
                 self.plan = plan
             case RunClosed() as closed:

@@ -1,0 +1,52 @@
+"""Measure recovery and its parts, as ratios side by side in one run. Never part of a test."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+PARTS = {
+    "recovery": "lmr.integrations.operate.recovery_bench",
+    "engine": "lmr.engine.bench",
+    "store": "lmr.store.bench",
+    "replay": "lmr.replay_tool.bench",
+    "state": "lmr.integrations.gemini.bench",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `lmr bench`."""
+    parser.add_argument("--quick", action="store_true", help="few repetitions and small sizes")
+    parser.add_argument("--only", choices=sorted(PARTS), action="append", help="these parts only")
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the parts in turn and print their rows."""
+    for part in args.only or PARTS:
+        rows = importlib.import_module(PARTS[part]).run(quick=args.quick)
+        if args.json:
+            for row in rows:
+                print(json.dumps({"part": part, **row}), flush=True)
+        else:
+            for table in tables(part, rows):
+                Console(soft_wrap=True).print(table)
+        sys.stdout.flush()
+    return 0
+
+
+def tables(part: str, rows: Sequence[dict[str, object]]) -> list[Table]:
+    """One table for each set of columns."""
+    found: dict[tuple[str, ...], Table] = {}
+    for row in rows:
+        columns = tuple(row)
+        if columns not in found:
+            found[columns] = Table(*columns, title=part, title_justify="left", box=None)
+        found[columns].add_row(*("-" if value is None else str(value) for value in row.values()))
+    return list(found.values())

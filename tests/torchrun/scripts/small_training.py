@@ -1,0 +1,57 @@
+"""A plain DDP training of a small model: imports nothing of ours. STEP_S paces it, so that a test can act in between."""
+
+import argparse
+import json
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--step-s", type=float, default=0.02)
+parser.add_argument("--log", required=True)
+parser.add_argument("--fail-at", type=int, default=None, help="every rank raises KeyError at this step")
+parser.add_argument("--stuck-on-sigterm", action="store_true")
+args = parser.parse_args()
+
+if args.stuck_on_sigterm:
+    import signal
+
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+torch.manual_seed(7)
+data = TensorDataset(torch.randn(64 * dist.get_world_size(), 8), torch.randn(64 * dist.get_world_size(), 1))
+sampler = DistributedSampler(data, shuffle=True, seed=3)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.ReLU(), nn.Linear(32, 1)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+step = int(os.environ.get("LM_RESILIENCY_RESUME_STEP", "0"))
+log = open(f"{args.log}.rank{rank}.jsonl", "a", buffering=1)  # noqa: SIM115
+log.write(json.dumps({"started": os.environ.get("LM_RESILIENCY_GENERATION"), "pid": os.getpid(), "step": step}) + "\n")
+for epoch in range(10_000):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        if step == args.steps:
+            break
+        if args.fail_at is not None and step == args.fail_at:
+            raise KeyError(f"missing weight at step {step}")
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        log.write(json.dumps({"step": step, "loss": loss.item().hex()}) + "\n")
+        time.sleep(args.step_s)
+    if step == args.steps:
+        break
+total = sum(float(p.double().abs().sum()) for p in model.parameters())
+log.write(json.dumps({"finished": step, "total": total.hex()}) + "\n")
+dist.destroy_process_group()
