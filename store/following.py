@@ -27,7 +27,7 @@ def follow(
                 after = record.seq
             lost = False
             source.database.wait_for_hint(poll_ms)
-        except ConnectionLost as error:  # noqa: PERF203 - each round must survive it
+        except ConnectionLost as error:
             if not lost:
                 log.warning("log_connection_lost", url=source.url, run=run_id, after=after, error=str(error))
             lost = True

@@ -13,7 +13,7 @@ from lmr.store.dialect import Dialect
 from lmr.store.errors import ConnectionLost, HeadMoved
 from lmr.store.following import follow
 from lmr.store.head import Head, Lease
-from lmr.store.reading import PAGE_ROWS, open_page, page_after
+from lmr.store.reading import PAGE_ROWS, open_page, page_after, refuse_archived
 from lmr.store.schema import runs
 from lmr.store.writing import Writing
 
@@ -105,6 +105,7 @@ class EventLog:
 
         Raises:
             LogCorrupt: a record is missing or does not chain; nothing behind it is read.
+            SegmentArchived: the records behind `after` were moved to an archive.
         """
         last_hash = None
         left = limit
@@ -112,6 +113,8 @@ class EventLog:
             wanted = PAGE_ROWS if left is None else min(PAGE_ROWS, left)
             with self.database.read() as connection:
                 rows = page_after(connection, run_id, after, wanted)
+                if not rows or rows[0].seq != after + 1:
+                    refuse_archived(connection, run_id, after)
             yield from open_page(rows, after, last_hash)
             if len(rows) < wanted:
                 return

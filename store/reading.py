@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select
 
 from lmr.engine.record import Record, open_record
-from lmr.store.errors import LogCorrupt
-from lmr.store.schema import events
+from lmr.store.errors import LogCorrupt, SegmentArchived
+from lmr.store.schema import events, runs
 
 PAGE_ROWS = 1_000
 
@@ -39,6 +39,17 @@ def open_page(rows: list[Any], after: int, last_hash: str | None) -> Iterator[Re
         after, last_hash = seq, hash_
 
 
+def refuse_archived(connection: Connection, run_id: str, after: int) -> None:
+    """Say so when what lies behind `after` is not lost but archived.
+
+    Raises:
+        SegmentArchived: it was archived.
+    """
+    archived = connection.scalar(select(runs.c.archived_seq).where(runs.c.run_id == run_id)) or 0
+    if after < archived:
+        raise SegmentArchived(run_id, archived)
+
+
 def records_after(connection: Connection, run_id: str, after: int, limit: int | None) -> Iterator[Record]:
     """The records behind `after` as this connection sees them.
 
@@ -50,6 +61,8 @@ def records_after(connection: Connection, run_id: str, after: int, limit: int | 
     while left is None or left > 0:
         wanted = PAGE_ROWS if left is None else min(PAGE_ROWS, left)
         rows = page_after(connection, run_id, after, wanted)
+        if not rows or rows[0].seq != after + 1:
+            refuse_archived(connection, run_id, after)
         yield from open_page(rows, after, last_hash)
         if len(rows) < wanted:
             return

