@@ -23,6 +23,7 @@ class Dialect(ABC):
         engine: its connections.
         clock_ms: SQL for the database's own clock, in UTC Unix milliseconds.
         read_only: whether it was opened for reading only.
+        guards: names of the triggers that keep the log append-only.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Dialect(ABC):
     engine: Engine
     clock_ms: ColumnElement[int]
     read_only: bool
+    guards: tuple[str, ...]
 
     @cached_property
     def lock_query(self) -> Select[Any]:
@@ -49,6 +51,10 @@ class Dialect(ABC):
     @abstractmethod
     def tables(self, connection: Connection) -> set[str]:
         """Names of the tables that are there."""
+
+    @abstractmethod
+    def active_guards(self, connection: Connection) -> set[str]:
+        """Names of the triggers that are there and switched on."""
 
     @abstractmethod
     def known_ids(self, connection: Connection, run_id: str, event_ids: Sequence[str]) -> Sequence[Any]:

@@ -30,6 +30,7 @@ HINT_EVERY_MS = 50
 CHANNEL = "lmr_log"
 _SCHEMA_LOCK = 0x4C4D52
 _POLL_MS = 100
+_APPEND_ONLY = ("events", "epochs", "snapshots", "seals", "archived_ids")
 
 _INSERT = (
     "INSERT INTO events (run_id, seq, event_id, type, version, at_ms, source, recorded_at_ms, epoch, body, prev_hash,"
@@ -45,6 +46,13 @@ class PostgreSQL(Dialect):
     """A database on a PostgreSQL server, by psycopg 3."""
 
     name = "postgresql"
+    guards = (
+        *(f"{table}_no_{what}" for table in _APPEND_ONLY for what in ("change", "truncate")),
+        "runs_only_forward",
+        "runs_no_delete",
+        "runs_no_truncate",
+        "runs_archive_sealed",
+    )
     clock_ms = literal_column("CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)")
 
     def __init__(self, url: URL, *, read_only: bool) -> None:
@@ -92,6 +100,14 @@ class PostgreSQL(Dialect):
     def tables(self, connection: Connection) -> set[str]:
         """Names of the tables of the current schema."""
         query = text("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
+        return set(connection.scalars(query))
+
+    def active_guards(self, connection: Connection) -> set[str]:
+        """Those that fire ALWAYS, for replication roles too."""
+        query = text(
+            "SELECT t.tgname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = current_schema() AND t.tgenabled = 'A'"
+        )
         return set(connection.scalars(query))
 
     def known_ids(self, connection: Connection, run_id: str, event_ids: Sequence[str]) -> Sequence[Any]:

@@ -87,5 +87,18 @@ archived_ids = Table(
 )
 """What a late retry of an archived event is compared with; append-only."""
 
+AUDIT_VIEWS = (
+    "audit_events",
+    "audit_plans",
+    "audit_rejected",
+    "audit_evidence",
+    "audit_incident_nodes",
+    "audit_incidents",
+    "audit_recovery_times",
+    "audit_membership",
+    "audit_checkpoints",
+)
+"""Views for people and tools that audit; same columns on both dialects (docs/audit.md)."""
+
 VERSION_TABLE = "lmr_schema"
 """Where the revision of the schema stands: one row, column `version_num`."""

@@ -31,6 +31,7 @@ BUSY_TIMEOUT_S = 10
 """How long a writer waits for another process's transaction. Appends take milliseconds; ten seconds is a stuck one."""
 
 _POLL_MS = 100
+_APPEND_ONLY = ("events", "epochs", "snapshots", "seals", "archived_ids")
 _INSERT = (
     "INSERT INTO events (run_id, seq, event_id, type, version, at_ms, source, recorded_at_ms, epoch, body, prev_hash,"
     " hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -43,6 +44,13 @@ class SQLite(Dialect):
     """An SQLite file."""
 
     name = "sqlite"
+    guards = (
+        *(f"{table}_no_{verb}" for table in _APPEND_ONLY for verb in ("update", "delete")),
+        "events_behind_head",
+        "runs_only_forward",
+        "runs_no_delete",
+        "runs_archive_sealed",
+    )
     clock_ms = literal_column("CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)")
 
     def __init__(self, path: Path, *, create: bool, read_only: bool) -> None:
@@ -134,6 +142,10 @@ class SQLite(Dialect):
     def tables(self, connection: Connection) -> set[str]:
         """Names of the tables of the file."""
         return set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'table'")))
+
+    def active_guards(self, connection: Connection) -> set[str]:
+        """SQLite cannot switch a trigger off."""
+        return set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'trigger'")))
 
     def known_ids(self, connection: Connection, run_id: str, event_ids: Sequence[str]) -> Sequence[Any]:
         """One id by the index; many in one statement."""
