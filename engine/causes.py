@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lmr.engine.commitment import lowest_step
 from lmr.engine.incident import everyone
 from lmr.engine.plan import Cause, Confidence
-from lmr.engine.state import Fact, Incident, State
+from lmr.engine.state import BAD_STATE, Fact, Incident, State
 from lmr.engine.steps import TrustRule
 
 LOSS_ORDER = ("node_lost", "node_left", "node_rejoined", "node_silent")
@@ -86,7 +86,7 @@ def _sdc_ambiguous(state: State, incident: Incident) -> Verdict | None:
     if not facts:
         return None
     cause = _cause("sdc", facts, "ambiguous")
-    again = [fact for fact in facts if frozenset(fact.nodes) in state.memory.mismatches]
+    again = [fact for fact in facts if fact.nodes and frozenset(fact.nodes) in state.memory.mismatches]
     if not again:
         return Verdict(cause, "sdc", _seqs(facts))
     suspects = frozenset(name for fact in again for name in fact.nodes)
@@ -245,9 +245,7 @@ def blamed(state: State, name: str) -> int:
 
 def first_bad_step(incident: Incident) -> int | None:
     """The lowest step any settled verdict calls bad, whichever cause names the incident."""
-    steps = [
-        fact.step for fact in incident.of("sdc", "mismatch", "divergence") if fact.step is not None and fact.binds_step
-    ]
+    steps = [fact.step for fact in incident.of(*BAD_STATE) if fact.step is not None and fact.binds_step]
     return min(steps, default=None)
 
 

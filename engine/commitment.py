@@ -1,7 +1,7 @@
 """Folds committed plans: what becomes of nodes, steps, counters and memory once a decision stands."""
 
 from lmr.engine.plan import Plan
-from lmr.engine.state import Fact, Generation, Hold, Incident, State, Until
+from lmr.engine.state import Fact, Generation, Hold, Incident, Node, State, Until
 
 _RECENT_RECOVERIES = 33
 _UNBLAMED = frozenset({"operator", "sdc", "start"})
@@ -15,7 +15,7 @@ def committed(state: State, seq: int, plan: Plan) -> None:
     for name in plan.quarantined:
         if name in state.nodes:
             state.nodes[name].condemn(_until(plan), seq)
-    if plan.action == "halt":
+    if plan.action == "halt" or not _well_placed(state, plan):
         return
     if plan.action == "hold":
         state.hold = Hold(seq, state.now_ms, plan)
@@ -26,6 +26,15 @@ def committed(state: State, seq: int, plan: Plan) -> None:
     if plan.action in ("restart", "replace"):
         _recovered(state, seq, plan)
     _begin(state, plan)
+
+
+def _well_placed(state: State, plan: Plan) -> bool:
+    """False for a plan no `decide` makes: one that skips slots, goes back, or holds what never ran."""
+    if plan.action == "hold":
+        return state.generation is not None
+    dense = [a.slot for a in plan.assignments] == list(range(state.min_nodes))
+    once = len({a.node for a in plan.assignments}) == len(plan.assignments)
+    return dense and once and plan.to_generation > state.last_generation
 
 
 def is_rung(state: State, incident: int) -> bool:
@@ -129,6 +138,8 @@ def _begin(state: State, plan: Plan) -> None:
         slots=plan.assignments,
         slot_of={a.node: a.slot for a in plan.assignments},
     )
+    for assignment in plan.assignments:
+        state.nodes.setdefault(assignment.node, Node(assignment.node))
     state.last_generation = plan.to_generation
     state.layouts[plan.to_generation] = plan.assignments
     state.lineage.restored(plan.to_generation, step)

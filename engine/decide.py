@@ -18,8 +18,11 @@ from lmr.engine.drafting import close_event, plan_event
 from lmr.engine.events import Event
 from lmr.engine.machines import Placement, first_layout, leaving_slots, place, unfit
 from lmr.engine.plan import Action, Cause, Checkpoint, Rejected, Source
-from lmr.engine.state import Generation, Incident, State
+from lmr.engine.state import BAD_STATE, Generation, Incident, State
 from lmr.engine.steps import Choice, StepChooser, Wanted
+
+VERIFIED_ONLY = frozenset({"sdc", "numeric_divergence"})
+"""Causes after which a step that nobody checked will not do."""
 
 
 def decide(state: State) -> Event | None:
@@ -49,7 +52,7 @@ def _recover(state: State, generation: Generation, incident: Incident) -> Event 
     wanted = Wanted(
         verdict.trust,
         below=first_bad_step(incident),
-        verified_only=verdict.cause.kind in ("sdc", "numeric_divergence"),
+        verified_only=verdict.cause.kind in VERIFIED_ONLY or not incident.kinds.isdisjoint(BAD_STATE),
     )
     chooser = StepChooser(state)
     choice = chooser.choose(wanted)

@@ -220,6 +220,11 @@ class WorkerExited(EventData):
         return self.ranks if self.ranks is not None else () if self.rank is None else (self.rank,)
 
     @property
+    def in_order(self) -> bool:
+        """True when the worker simply ended: no failure."""
+        return self.exit_code == 0 and self.signal is None and self.error is None
+
+    @property
     def secondary(self) -> bool:
         """True when the worker died because a peer vanished: an echo, not a cause."""
         return self.error is not None and self.error.kind == "collective"

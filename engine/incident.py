@@ -45,7 +45,7 @@ def take(state: State, fact: Fact) -> None:
 
 def worker_exited(state: State, seq: int, data: WorkerExited) -> None:
     """A worker of an active node died: of its own (primary), or because a peer vanished (an echo)."""
-    if not _current(state, data.generation) or not state.is_active(data.node):
+    if not _current(state, data.generation) or not state.is_active(data.node) or data.in_order:
         return
     ranks = _in_world(state, data.all_ranks)
     if not ranks:
@@ -95,7 +95,7 @@ def rank_slowed(state: State, seq: int, data: RankSlowed) -> None:
 
 
 def corrupt(state: State, seq: int, data: ReplayChecked | StateDiverged, *, in_lineage: bool) -> None:
-    """A corrupt verdict condemns its nodes whatever generation it is about; unattributed, only the current one counts."""
+    """A corrupt verdict condemns its nodes, whatever generation it is about; without any, only the current counts."""
     ranks = _in_world(state, data.ranks)
     nodes = _nodes(state, ranks, data.generation)
     if nodes:

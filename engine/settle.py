@@ -14,7 +14,7 @@ Append = Callable[[Event, str], Record | None]
 
 
 def decision_id(event: Event) -> str:
-    """The event id of a decision or of a passed deadline: `plan:ID`, `deadline:ID`, `closed:OUTCOME`. A run closes once.
+    """The event id of a decision or a passed deadline: `plan:ID`, `deadline:ID`, `closed:OUTCOME` (a run closes once).
 
     Raises:
         FoldMisused: the event is a fact.

@@ -37,6 +37,8 @@ FactKind = Literal[
 STALLS: frozenset[str] = frozenset({"input_stall", "checkpoint_stall"})
 DIRECT: frozenset[str] = frozenset({"operator", "device", "loss", "sdc", "straggler", "restore"})
 """Facts that decide at once; the others settle first."""
+BAD_STATE: frozenset[str] = frozenset({"sdc", "mismatch", "divergence"})
+"""Facts that call a step bad."""
 
 
 @dataclass(frozen=True, slots=True)

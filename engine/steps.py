@@ -92,20 +92,17 @@ class StepChooser:
         return snapshot is not None and any(copy.holder == node for copy in self._good(snapshot, slot))
 
     def _choose_snapshot(self, wanted: Wanted, below: int | None) -> Snapshot | None:
-        complete = [
-            snapshot
-            for snapshot in self.state.copies.newest_first()
-            if (below is None or snapshot.step < below) and self.complete(snapshot)
-        ]
+        eligible = [snapshot for snapshot in self.state.copies.newest_first() if below is None or snapshot.step < below]
         if wanted.trust == "latest" or not self.state.detection:
-            return complete[0] if complete else None
-        for snapshot in complete:
-            if id(snapshot) in self.certified_ids:
-                return snapshot
-        for snapshot in complete:
-            if snapshot.durable:
-                return snapshot
-        return complete[0] if complete and not wanted.verified_only else None
+            return self._newest_complete(eligible)
+        return (
+            self._newest_complete([snapshot for snapshot in eligible if id(snapshot) in self.certified_ids])
+            or self._newest_complete([snapshot for snapshot in eligible if snapshot.durable])
+            or (None if wanted.verified_only else self._newest_complete(eligible))
+        )
+
+    def _newest_complete(self, snapshots: list[Snapshot]) -> Snapshot | None:
+        return next((snapshot for snapshot in snapshots if self.complete(snapshot)), None)
 
     def _good(self, snapshot: Snapshot, slot: int) -> list[Copy]:
         if slot in snapshot.conflicts or snapshot.failed_all is not None:
