@@ -1,0 +1,134 @@
+"""The same facts through today's rules: what another policy, or a missing fact, would have made of them.
+
+A `Replay` folds records into a state of its own and takes every decision itself. Its records are numbered anew, because
+left-out facts leave no gap; `origin` says which recorded seq each one came from.
+"""
+
+from __future__ import annotations
+
+import copy
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from lmr.engine import decision_id
+from lmr.engine.deadlines import Deadline, next_deadline
+from lmr.engine.decide import decide
+from lmr.engine.events import DeadlinePassed, Event, PlanCommitted, PolicyChanged, RunClosed, RunOpened
+from lmr.engine.plan import Plan
+from lmr.engine.policy import RecoveryPolicy
+from lmr.engine.record import Record
+from lmr.engine.reduce import apply
+from lmr.engine.state import State
+
+WAITED_FOR = ("settle", "confirm", "place")
+"""Deadlines that only wait for facts to come together; running them out invents nothing but silence."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a decision does to the run. Two decisions with equal effects leave the same future open."""
+
+    type: str
+    action: str
+    slots: tuple[tuple[int, str], ...] = ()
+    step: int | None = None
+    quarantined: tuple[str, ...] = ()
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, event: Event) -> Effect:
+        """The effect of a plan or of the end of the run."""
+        data = event.data
+        if isinstance(data, RunClosed):
+            return cls("run_closed", data.outcome, reason=data.reason)
+        assert isinstance(data, PlanCommitted)
+        plan = data.plan
+        return cls(
+            "plan_committed",
+            plan.action,
+            tuple(sorted((item.slot, item.node) for item in plan.assignments)),
+            plan.checkpoint.step if plan.checkpoint else None,
+            tuple(sorted(plan.quarantined)),
+            plan.reason if plan.action == "halt" else None,
+        )
+
+
+class Replay:
+    """A state that decides for itself.
+
+    Args:
+        policy: decide under this instead of what the log's own events say.
+    """
+
+    def __init__(self, policy: RecoveryPolicy | None = None) -> None:
+        self.state = State()
+        self.policy = policy
+        self.origin = array("q", [0])
+        """Recorded seq of each record by its new seq; 0 where this replay decided."""
+        self.hold_decisions = False
+        """True: recorded decisions are folded as they are, nothing is decided."""
+
+    def copy(self) -> Replay:
+        """An independent replay at the same point."""
+        other = Replay(self.policy)
+        other.state = copy.deepcopy(self.state)
+        other.origin = self.origin[:]
+        return other
+
+    def take(self, record: Record) -> list[Event]:
+        """Folds one recorded fact; returns the decisions that fall with it."""
+        self._fold(self._under_policy(record.event), record.event_id, record.recorded_at_ms, record.seq)
+        return self.settle()
+
+    def force(self, record: Record) -> None:
+        """Folds one recorded decision as it was recorded."""
+        self._fold(record.event, record.event_id, record.recorded_at_ms, record.seq)
+
+    def settle(self) -> list[Event]:
+        """Takes every decision that is due now."""
+        taken: list[Event] = []
+        while not self.hold_decisions and (event := decide(self.state)) is not None:
+            self._fold(event, decision_id(event), self.state.now_ms, 0)
+            taken.append(event)
+        return taken
+
+    def pass_deadline(self, deadline: Deadline) -> list[Event]:
+        """Lets `deadline` pass; returns the decisions that fall with it."""
+        at_ms = max(deadline.due_ms, self.state.now_ms)
+        event = Event.of(DeadlinePassed(deadline=deadline.id), at_ms=at_ms, source="decider")
+        self._fold(event, f"deadline:{deadline.id}", at_ms, 0)
+        return self.settle()
+
+    def next_deadline(self) -> Deadline | None:
+        """The deadline the state waits for."""
+        return next_deadline(self.state)
+
+    def run_out(self) -> list[Event]:
+        """Lets the deadlines pass that wait for facts to come together, as if no more came, until a decision falls."""
+        while (deadline := self.next_deadline()) is not None and deadline.id.partition(":")[0] in WAITED_FOR:
+            taken = self.pass_deadline(deadline)
+            if taken:
+                return taken
+        return []
+
+    def evidence(self, plan: Plan) -> tuple[int, ...]:
+        """The recorded seqs that `plan`, decided here, cites."""
+        return tuple(self.origin[seq] for seq in plan.evidence if seq < len(self.origin) and self.origin[seq])
+
+    def _fold(self, event: Event, event_id: str, recorded_at_ms: int, origin: int) -> None:
+        seq = self.state.seq + 1
+        self.origin.append(origin)
+        apply(self.state, Record(self.state.run_id, seq, event_id, 1, recorded_at_ms, 0, event, b"", "", ""))
+
+    def _under_policy(self, event: Event) -> Event:
+        if self.policy is None or not isinstance(event.data, RunOpened | PolicyChanged):
+            return event
+        return under_policy(event, self.policy)
+
+
+def under_policy(event: Event, policy: RecoveryPolicy) -> Event:
+    """`event` (`run_opened` or `policy_changed`) with this policy in place of its own."""
+    assert isinstance(event.data, RunOpened | PolicyChanged)
+    data: Any = event.data.model_copy(update={"policy": policy.table()})
+    return Event(event.type, event.at_ms, event.source, data)

@@ -1,0 +1,92 @@
+"""A database as a source: opened read-only, read to the head it had when the reading began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from lmr.engine.record import Record
+from lmr.replay_tool.errors import LogBroken, Unreadable
+from lmr.store import EventLog, LogCorrupt, StoreError, open_log
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An event log that is only read. `shown` is its address without a password."""
+
+    shown: str
+    _log: EventLog
+
+    def runs(self) -> list[str]:
+        """Ids of the runs in the database."""
+        with _named(self.shown):
+            return list(self._log.runs())
+
+    def length(self, run_id: str) -> int:
+        """Records the run has now."""
+        with _named(self.shown):
+            return self._log.head(run_id).seq
+
+    def records(self, run_id: str, after: int) -> Iterator[Record]:
+        """Records after `after` up to the head the run had at the call: a log still being written is read to there."""
+        with _named(self.shown):
+            last = self._log.head(run_id).seq
+            for record in self._log.read(run_id, after=after):
+                if record.seq > last:
+                    return
+                yield record
+
+
+class _named:  # noqa: N801 - a context manager used like a function
+    """Turns what the database says into one clause that names the log."""
+
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, LogCorrupt):
+            raise LogBroken(self.shown, error.seq, error.what) from error
+        if isinstance(error, StoreError | SQLAlchemyError):
+            raise Unreadable(self.shown, clause(error)) from error
+
+
+def clause(error: BaseException) -> str:
+    """The first line of a database error, without SQLAlchemy's background link."""
+    text = str(getattr(error, "orig", None) or error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def shown_address(where: str) -> str:
+    """`where` without its password."""
+    if "://" not in where:
+        return where
+    try:
+        return make_url(where).render_as_string(hide_password=True)
+    except ArgumentError:
+        return where.split("://", 1)[0] + "://..."
+
+
+def open_readonly(where: str) -> Reader:
+    """The event log at a SQLAlchemy URL or a SQLite path.
+
+    Raises:
+        Unreadable: no such file or server, a foreign database, a schema of another version.
+    """
+    shown = shown_address(where)
+    if "://" not in where and not Path(where).is_file():
+        raise Unreadable(where, "no such file")
+    try:
+        return Reader(shown, open_log(where, create=False, read_only=True))
+    except NoSuchModuleError as error:
+        raise Unreadable(shown, "no driver for this kind of database") from error
+    except ModuleNotFoundError as error:
+        raise Unreadable(shown, f"the driver {error.name} is not installed (pip install 'lm-resiliency-engine[postgres]')") from error
+    except (StoreError, SQLAlchemyError) as error:
+        raise Unreadable(shown, clause(error)) from error
