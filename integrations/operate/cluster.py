@@ -19,7 +19,10 @@ from types import TracebackType
 
 from typing_extensions import Self
 
-LOOK_S = 0.02
+from lmr.engine.record import Record
+from lmr.store import LogUnavailable, open_log
+
+LOOK_S = 0.03
 MARK = "LMR_CLUSTER"
 """Tells the processes of one cluster from those of another on this machine."""
 
@@ -75,6 +78,7 @@ class Cluster:
     backend: str = "lm_resiliency"
     context: bool = True
     agents: dict[str, Agent] = field(default_factory=dict)
+    _records: list[Record] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -85,6 +89,16 @@ class Cluster:
     def event_log(self) -> Path:
         """The embedded event log."""
         return self.folder / "events.db"
+
+    def records(self) -> list[Record]:
+        """The event log so far; reads only what is new since the last call."""
+        if self.event_log.exists():
+            try:
+                with open_log(self.event_log, create=False, read_only=True) as log:
+                    self._records += log.read(self.run_id, after=len(self._records))
+            except LogUnavailable:  # its host is making it right now
+                pass
+        return self._records
 
     def arguments(self) -> list[str]:
         """The torchrun command line of every agent."""

@@ -25,7 +25,6 @@ from lmr.engine.record import Record
 from lmr.integrations.operate.cluster import Cluster, ClusterFailed
 from lmr.integrations.operate.final_state import differences, last_losses, newest_step
 from lmr.integrations.operate.phases import Recovery, recoveries
-from lmr.store import open_log
 
 TRAINING = Path(__file__).with_name("training_example.py")
 RANKS = 4
@@ -88,7 +87,7 @@ def _demo(folder: Path, steps: int, console: Console) -> None:
 
 
 def _command(folder: Path, steps: int) -> list[str]:
-    return [str(TRAINING), "--steps", str(steps), "--log", str(folder / "log"), "--final", str(folder / "final")]
+    return [str(TRAINING), "--steps", str(steps), "--log-file", str(folder / "log"), "--final", str(folder / "final")]
 
 
 def _uninterrupted(folder: Path, steps: int) -> Path:
@@ -126,18 +125,11 @@ def _interrupted(folder: Path, steps: int, console: Console) -> list[Record]:
             code = cluster.wait_exit(node, TRAIN_S)
             if code != 0:
                 raise DemoFailed(f"the agent of {node} ended with exit code {code}\n{cluster.standing()}")
-        return _records(cluster)
-
-
-def _records(cluster: Cluster) -> list[Record]:
-    if not cluster.event_log.exists():
-        return []
-    with open_log(cluster.event_log, create=False, read_only=True) as log:
-        return list(log.read(cluster.run_id))
+        return cluster.records()
 
 
 def _joined(cluster: Cluster) -> int:
-    return sum(record.event.type == "node_joined" for record in _records(cluster))
+    return sum(record.event.type == "node_joined" for record in cluster.records())
 
 
 def _train_until(cluster: Cluster, rank0: Path, step: int) -> None:
@@ -146,7 +138,7 @@ def _train_until(cluster: Cluster, rank0: Path, step: int) -> None:
 
 def _wait_resumed(cluster: Cluster, generation: int) -> None:
     def resumed() -> bool:
-        for record in _records(cluster):
+        for record in cluster.records():
             if isinstance(record.event.data, RunClosed):
                 raise DemoFailed(f"the run closed: {record.event.data.reason}\n{cluster.standing()}")
             if record.event.type == "training_resumed" and record.event.to_json()["data"]["generation"] == generation:

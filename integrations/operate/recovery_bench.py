@@ -73,7 +73,8 @@ def _measure(kind: str, backend: str) -> tuple[float, int]:
             policy = folder / "policy.toml"
             policy.write_text(POLICY)
             conf = {"lm_resiliency_worker_config": str(policy)}
-        command = [str(TRAINING), "--steps", str(STEPS), "--log", str(folder / "log"), "--final", str(folder / "final")]
+        output = ["--log-file", str(folder / "log"), "--final", str(folder / "final")]
+        command = [str(TRAINING), "--steps", str(STEPS), *output]
         nodes = "2:2" if backend == "c10d" else "2:3"
         with Cluster(folder / "cluster", command, nodes=nodes, backend=backend, conf=conf) as cluster:
             return _kill_and_wait(cluster, folder / "log.rank0.jsonl", kind)

@@ -693,8 +693,12 @@ class NodeRuntime:
 
     async def _leave(self, reason: str) -> None:
         closed = self._current.end is not None and self._current.end.run_closed
+        for task in self._tasks:
+            task.cancel()
         if self._link is not None:
             await self._link.stop(reason, LEAVE_S)
+        if self._link_task is not None:
+            self._link_task.cancel()
         if self._decider is not None:
             until = time.monotonic() + (OTHERS_LEAVE_S if closed else 0)
             while not self._decider.finished and time.monotonic() < until:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from lmr.engine.record import Record
 from lmr.integrations.operate.cluster import Cluster
 from lmr.replay_tool.main import main as lmr_replay
-from lmr.store import open_log
 
 SMALL = Path(__file__).parent / "scripts" / "small_training.py"
 POLICY = "schema_version = 1\n[recovery]\npublish_ms = 100\n"
@@ -48,13 +46,6 @@ class Job(Cluster):
     def train_until(self, step: int, timeout_s: float = 60) -> None:
         """Wait for rank 0 to reach a step."""
         self.wait_for(lambda: self.step() >= step, f"step {step}", timeout_s)
-
-    def records(self) -> list[Record]:
-        """The event log so far."""
-        if not self.event_log.exists():
-            return []
-        with open_log(self.event_log, create=False, read_only=True) as log:
-            return list(log.read(self.run_id))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Data of every event of a type."""
@@ -95,7 +86,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         if policy:
             (folder / "policy.toml").write_text(policy)
             conf["lm_resiliency_worker_config"] = str(folder / "policy.toml")
-        command = settings.pop("command", None) or [str(SMALL), "--log", str(folder / "log"), *arguments]
+        command = settings.pop("command", None) or [str(SMALL), "--out", str(folder / "log"), *arguments]
         made = Job(folder, command, conf=conf, **settings)
         jobs.append(made)
         return made

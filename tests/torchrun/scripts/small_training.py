@@ -1,9 +1,10 @@
-"""A plain DDP training of a small model: imports nothing of ours. STEP_S paces it, so that a test can act in between."""
+"""A plain DDP training of a small model: imports nothing of ours. `--step-s` paces it, so that a test can act."""
 
 import argparse
 import json
 import os
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--step-s", type=float, default=0.02)
-parser.add_argument("--log", required=True)
+parser.add_argument("--out", required=True)
 parser.add_argument("--fail-at", type=int, default=None, help="every rank raises KeyError at this step")
 parser.add_argument("--stuck-on-sigterm", action="store_true")
 args = parser.parse_args()
@@ -34,7 +35,7 @@ model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1),
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 step = int(os.environ.get("LM_RESILIENCY_RESUME_STEP", "0"))
-log = open(f"{args.log}.rank{rank}.jsonl", "a", buffering=1)  # noqa: SIM115
+log = Path(f"{args.out}.rank{rank}.jsonl").open("a", buffering=1)  # noqa: SIM115
 log.write(json.dumps({"started": os.environ.get("LM_RESILIENCY_GENERATION"), "pid": os.getpid(), "step": step}) + "\n")
 for epoch in range(10_000):
     sampler.set_epoch(epoch)

@@ -1,0 +1,1 @@
+../../docs/examples/train_char_transformer.py
