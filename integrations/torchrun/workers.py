@@ -63,6 +63,7 @@ class Workers:
         self._ranks: frozenset[int] = frozenset()
         self._supervisors: dict[int, Peer] = {}
         self._exits: dict[int, Exit] = {}
+        self._killed = False
         self._peers: set[Peer] = set()
         self._stop = serve(socket_name, self._connected)
 
@@ -72,6 +73,7 @@ class Workers:
         self._ranks = frozenset(ranks)
         self._supervisors = {}
         self._exits = {}
+        self._killed = False
 
     @property
     def supervised(self) -> bool:
@@ -88,7 +90,11 @@ class Workers:
         return [peer.about["pid"] for peer in list(self._supervisors.values())]
 
     def kill(self) -> None:
-        """SIGKILL every current worker's process group; they hold no state that is needed. Safe from any thread."""
+        """SIGKILL every current worker's process group: they hold no state that is needed. Safe from any thread.
+
+        How they end from here on is our doing and no news.
+        """
+        self._killed = True
         for pid in self.pids():
             kill_group(pid)
 
@@ -138,7 +144,7 @@ class Workers:
             self._ended(Exit(rank))
 
     def _ended(self, ended: Exit) -> None:
-        if ended.rank in self._exits:
+        if ended.rank in self._exits or self._killed:
             return
         self._exits[ended.rank] = ended
         self._on_exit(ended)

@@ -169,6 +169,8 @@ class Room:
 
     def pin(self, step: int) -> None:
         """Publish and keep this step: one still held now, one to come when it comes."""
+        if not self._flushing:
+            self._flushing = None  # training goes on after a flush: what it kept may go again
         self._pinned.add(step)
         for copy in self._own():
             if copy.step == step and copy.generation == self.generation and copy.complete and not copy.published:
