@@ -2,7 +2,7 @@
 
 Run it alone or under torchrun, with any rendezvous backend:
 
-    torchrun --nproc-per-node=2 docs/examples/train_char_transformer.py --steps 200 --log-file /tmp/log --final /tmp/final
+    torchrun --nproc-per-node=2 docs/examples/train_char_transformer.py --steps 200 --log-file /tmp/run --final /tmp/run
 """
 
 import argparse
@@ -11,12 +11,12 @@ import math
 import os
 import random
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
 import torch.distributed as dist
-from pydoc_data.topics import topics
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -60,7 +60,7 @@ class Block(nn.Module):
         shape = (batch, length, self.heads, width // self.heads)
         q, k, v = (part.view(shape).transpose(1, 2) for part in self.qkv(self.norm_attention(x)).chunk(3, dim=-1))
         dropout = self.dropout if self.training else 0.0
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        seen = scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         x = x + self.project(seen.transpose(1, 2).reshape(batch, length, width))
         return x + self.forward_layer(self.norm_forward(x))
 
@@ -115,7 +115,7 @@ def main():
     )
     sampler = DistributedSampler(data, seed=args.seed)
     loader = DataLoader(data, batch_size=args.batch_size, sampler=sampler, drop_last=True)
-    log = Path(f"{args.log}.rank{rank}.jsonl").open("a", buffering=1) if args.log else None
+    log = Path(f"{args.log}.rank{rank}.jsonl") if args.log else None
 
     # A restarted job goes on counting where it stood; without a backend that restores state this is 0.
     step = int(os.environ.get("LM_RESILIENCY_RESUME_STEP", "0"))
@@ -123,7 +123,7 @@ def main():
         sampler.set_epoch(epoch)
         for sample_ids, inputs, targets in loader:
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+            loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -131,7 +131,8 @@ def main():
             step += 1
             if log is not None:
                 entry = {"step": step, "epoch": epoch, "loss": loss.item().hex(), "samples": sample_ids.tolist()}
-                log.write(json.dumps(entry) + "\n")
+                with log.open("a") as lines:
+                    lines.write(json.dumps(entry) + "\n")
             if rank == 0 and step % 20 == 0:
                 print(f"step {step:5d}  epoch {epoch}  loss {loss.item():.4f}", flush=True)
             if step >= args.steps:

@@ -1,7 +1,7 @@
 """Calls an adapter once its framework has been imported, by wrapping that one module's loader.
 
-The finder sits in front of the others, lets them find the module, wraps `exec_module` of the loader they chose, and puts
-the loader back when the module has run. `builtins.__import__` is left alone.
+The finder sits in front of the others, lets them find the module, wraps `exec_module` of the loader they chose, and
+puts the loader back when the module has run. `builtins.__import__` is left alone.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _current: TrainerContext | None = None
 
 def enter(page: WorkerPage) -> TrainerContext:
     """Read the environment the node runtime gave this worker."""
-    global _current  # noqa: PLW0603
+    global _current
     env = os.environ
     policy = json.loads(env.get("LMR_WORKER_POLICY", "{}"))
     _current = TrainerContext(

@@ -56,9 +56,7 @@ class ShardWriter:
         """Lay the tensors out; returns the lengths the shard will have."""
         signature = [
             (name, tensor.dtype, tensor.shape, section)
-            for name, tensor, section in zip(
-                collection.names, collection.tensors, collection.sections, strict=True
-            )
+            for name, tensor, section in zip(collection.names, collection.tensors, collection.sections, strict=True)
         ]
         if signature != self._signature:
             wanted = [

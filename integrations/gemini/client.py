@@ -1,14 +1,14 @@
 """The trainer's side of the vault: grants come in, captures go out, and a restore is waited for.
 
-    trainer                                     vault
-    hello {role, rank, generation}      ->
-    arena {bytes}                       ->      buffers of at least this size, please
-                                        <-      grant {buffer, bytes} + memfd (the first time) | grant {buffer: null}
-    captured {buffer, step, meta, peers} ->     the granted buffer holds a shard
-                                        <-      grant ...
-    restore {step}                      ->
-                                        <-      shard {step, meta, bytes, tier, holder, slot} + memfd | restore_failed {why}
-    restored                            ->      the shard's memory is no longer read
+trainer                                     vault
+hello {role, rank, generation}      ->
+arena {bytes}                       ->      buffers of at least this size, please
+                                    <-      grant {buffer, bytes} + memfd (the first time) | grant {buffer: null}
+captured {buffer, step, meta, peers} ->     the granted buffer holds a shard
+                                    <-      grant ...
+restore {step}                      ->
+                                    <-      shard {step, meta, bytes, tier, holder, slot} + memfd | restore_failed {why}
+restored                            ->      the shard's memory is no longer read
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import mmap
 import os
 import select
-import socket
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +118,8 @@ class VaultClient:
         (message, fds), self._reply = self._reply, None
         if message["kind"] != "shard" or not fds:
             raise ShardMismatch(str(message.get("why", "missing")), f"the vault has no shard of step {step}")
-        memory = mmap.mmap(fds[0], int(message["bytes"]), prot=mmap.PROT_READ)
+        # Private: torch wants writable memory, and nobody may write to the vault's.
+        memory = mmap.mmap(fds[0], int(message["bytes"]), flags=mmap.MAP_PRIVATE)
         os.close(fds[0])
         return Restored(
             ShardMeta.parse(message["meta"]),

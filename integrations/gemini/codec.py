@@ -55,6 +55,8 @@ def encode(value: Any, path: str, store: StoreTensor) -> Any:
         return _encode_dict(value, path, store)
     if kind in _ENCODERS:
         return _ENCODERS[kind](value, path, store)
+    if kind in _PLAIN:
+        return _encode_plain(value)
     return _encode_foreign(value, path, store)
 
 
@@ -71,9 +73,13 @@ def decode(tree: Any, fetch: FetchTensor) -> Any:
     if len(tree) == 1:
         (tag,) = tree
         if tag.startswith("$"):
-            if tag not in _DECODERS:
-                raise ValueError(f"unknown tag {tag}")
-            return _DECODERS[tag](tree[tag], fetch)
+            if tag == "$tensor":
+                return fetch(tree[tag])
+            if tag in _NESTED:
+                return _NESTED[tag](tree[tag], fetch)
+            if tag in _FLAT:
+                return _FLAT[tag](tree[tag])
+            raise ValueError(f"unknown tag {tag}")
     return {key: decode(item, fetch) for key, item in tree.items()}
 
 
@@ -103,23 +109,30 @@ def _items(value: Any, path: str, store: StoreTensor) -> list[Any]:
     return [encode(item, f"{path}.{i}", store) for i, item in enumerate(value)]
 
 
-def _encode_bytes(value: bytes | bytearray, path: str, store: StoreTensor) -> Any:
-    return {"$bytes" if isinstance(value, bytes) else "$bytearray": base64.b64encode(value).decode()}
+def _encode_plain(value: Any) -> Any:
+    """Values with a tag of their own that hold no further state; None for all others."""
+    match value:
+        case bytes():
+            return {"$bytes": base64.b64encode(value).decode()}
+        case bytearray():
+            return {"$bytearray": base64.b64encode(value).decode()}
+        case complex():
+            return {"$complex": [repr(value.real), repr(value.imag)]}
+        case range():
+            return {"$range": [value.start, value.stop, value.step]}
+    return None
 
 
 _ENCODERS: dict[type, Callable[[Any, str, StoreTensor], Any]] = {
     tuple: lambda v, p, s: {"$tuple": _items(v, p, s)},
     set: lambda v, p, s: {"$set": _items(v, p, s)},
     frozenset: lambda v, p, s: {"$frozenset": _items(v, p, s)},
-    bytes: _encode_bytes,
-    bytearray: _encode_bytes,
-    complex: lambda v, p, s: {"$complex": [repr(v.real), repr(v.imag)]},
-    range: lambda v, p, s: {"$range": [v.start, v.stop, v.step]},
     collections.OrderedDict: lambda v, p, s: {"$ordered": _pairs(v, p, s)},
     collections.Counter: lambda v, p, s: {"$counter": _pairs(v, p, s)},
     collections.defaultdict: _encode_defaultdict,
     collections.deque: lambda v, p, s: {"$deque": [v.maxlen, _items(v, p, s)]},
 }
+_PLAIN = (bytes, bytearray, complex, range)
 
 
 def _encode_foreign(value: Any, path: str, store: StoreTensor) -> Any:
@@ -167,24 +180,25 @@ def _decode_torch(name: str, body: Any) -> Any:
     return torch.device(body) if name == "device" else getattr(torch, body.removeprefix("torch."))
 
 
-_DECODERS: dict[str, Callable[[Any, FetchTensor], Any]] = {
-    "$float": lambda b, f: float(b),
+_NESTED: dict[str, Callable[[Any, FetchTensor], Any]] = {
     "$tuple": lambda b, f: tuple(_decode_items(b, f)),
     "$set": lambda b, f: set(_decode_items(b, f)),
     "$frozenset": lambda b, f: frozenset(_decode_items(b, f)),
-    "$bytes": lambda b, f: base64.b64decode(b),
-    "$bytearray": lambda b, f: bytearray(base64.b64decode(b)),
-    "$complex": lambda b, f: complex(float(b[0]), float(b[1])),
-    "$range": lambda b, f: range(*b),
     "$dict": lambda b, f: dict(_decode_pairs(b, f)),
     "$ordered": lambda b, f: collections.OrderedDict(_decode_pairs(b, f)),
     "$counter": lambda b, f: collections.Counter(dict(_decode_pairs(b, f))),
     "$defaultdict": _decode_defaultdict,
     "$deque": lambda b, f: collections.deque(_decode_items(b[1], f), maxlen=b[0]),
-    "$tensor": lambda b, f: f(b),
-    "$scalar": lambda b, f: _decode_numpy(b, scalar=True),
-    "$array": lambda b, f: _decode_numpy(b, scalar=False),
-    "$size": lambda b, f: _decode_torch("size", b),
-    "$dtype": lambda b, f: _decode_torch("dtype", b),
-    "$device": lambda b, f: _decode_torch("device", b),
+}
+_FLAT: dict[str, Callable[[Any], Any]] = {
+    "$float": float,
+    "$bytes": base64.b64decode,
+    "$bytearray": lambda b: bytearray(base64.b64decode(b)),
+    "$complex": lambda b: complex(float(b[0]), float(b[1])),
+    "$range": lambda b: range(*b),
+    "$scalar": lambda b: _decode_numpy(b, scalar=True),
+    "$array": lambda b: _decode_numpy(b, scalar=False),
+    "$size": lambda b: _decode_torch("size", b),
+    "$dtype": lambda b: _decode_torch("dtype", b),
+    "$device": lambda b: _decode_torch("device", b),
 }

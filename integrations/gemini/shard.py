@@ -3,9 +3,9 @@
     | shared tensors | own tensors | entries (JSON) | tree (JSON) |
     0          shared_bytes   tensor_bytes                  total_bytes
 
-Shared is what data-parallel peers must hold bit for bit alike: replicated parameters and their optimizer state. It comes
-first and alone, so that one digest over it can be compared between ranks. Entries name the tensors and say where they
-lie; the tree is everything that is not a tensor (`codec`). Offsets are multiples of 64 bytes.
+Shared is what data-parallel peers must hold bit for bit alike: replicated parameters and their optimizer state. It
+comes first and alone, so that one digest over it can be compared between ranks. Entries name the tensors and say where
+they lie; the tree is everything that is not a tensor (`codec`). Offsets are multiples of 64 bytes.
 """
 
 from __future__ import annotations
@@ -78,13 +78,15 @@ class ShardMeta:
         Raises:
             ShardMismatch: another format, or lengths that make no sense.
         """
-        names = ("rank", "shared_bytes", "tensor_bytes", "entries_bytes", "tree_bytes")
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise ShardMismatch("topology_mismatch", f"a shard of an unknown format: {body!r:.200}")
-        values = [body.get(name) for name in names]
-        if any(type(value) is not int or value < 0 for value in values):
-            raise ShardMismatch("topology_mismatch", f"a shard with impossible lengths: {body!r:.200}")
-        meta = cls(**dict(zip(names, values, strict=True)))
+        lengths: dict[str, int] = {}
+        for name in ("rank", "shared_bytes", "tensor_bytes", "entries_bytes", "tree_bytes"):
+            value = body.get(name)
+            if type(value) is not int or value < 0:
+                raise ShardMismatch("topology_mismatch", f"a shard with impossible lengths: {body!r:.200}")
+            lengths[name] = value
+        meta = cls(**lengths)
         if meta.shared_bytes > meta.tensor_bytes:
             raise ShardMismatch("topology_mismatch", "the shared part is longer than all tensors")
         return meta

@@ -60,9 +60,8 @@ def kind_of(error: BaseException) -> str:
             return "out_of_memory"
         if name in _COLLECTIVE_TYPES:
             return "collective"
-        if isinstance(link, RuntimeError | OSError) and _COLLECTIVE_MESSAGE.search(message):
-            if not isinstance(link, OSError) or _through_torch_distributed(link):
-                return "collective"
+        if _COLLECTIVE_MESSAGE.search(message) and _of_torch(link):
+            return "collective"
         if isinstance(link, FloatingPointError) or _NONFINITE_MESSAGE.search(message):
             return "nonfinite"
     return "exception"
@@ -107,6 +106,8 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _through_torch_distributed(error: BaseException) -> bool:
-    """Whether a socket error comes out of torch's communication, not out of the user's own HTTP client."""
-    return any("torch/distributed" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+def _of_torch(error: BaseException) -> bool:
+    """Whether an error speaks of torch's communication; a socket error may be the user's own HTTP client's."""
+    if isinstance(error, OSError):
+        return any("torch/distributed" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    return isinstance(error, RuntimeError)

@@ -122,6 +122,7 @@ class _Supervisor:
 
     def _watch(self, wake: int) -> None:
         """Until the runtime says exit, the runtime is gone, or a termination has run its course."""
+        self._reap()  # it may have been gone before there was a handler
         while True:
             timeout = None
             if self._wait_status is not None and self._told_to_end is not None:
@@ -153,7 +154,9 @@ class _Supervisor:
         killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         error = self._page.read_error() if code != 0 else None
-        if killed_by is not None:
+        # A process that dies of an error may still be aborted on its way out by a library's destructors: then the error
+        # and not the signal is what happened.
+        if error is None and killed_by is not None:
             # Equal signals on all ranks are not one software error: an out-of-memory killer looks just the same.
             error = {"kind": "signal", "type": signal.Signals(killed_by).name, "fingerprint": None}
         elif error is None and code != 0:

@@ -15,6 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 Buckets = list[list[int]]
 
+# What is used below is private in torch 2.13, so it is untyped here, guarded, and tested against the real thing.
+_c10d: Any = dist
+
 
 class LayoutUnknown(Exception):
     """DDP does not offer what is needed to read or set its buckets."""
@@ -48,7 +51,8 @@ def write(ddp: DistributedDataParallel, buckets: Buckets) -> None:
     parameters = _parameters(ddp)
     if sorted(i for bucket in buckets for i in bucket) != list(range(len(parameters))):
         raise LayoutUnknown("the captured gradient buckets are of another model")
-    original = dist._compute_bucket_assignment_by_size
+    private: Any = ddp
+    original = _c10d._compute_bucket_assignment_by_size
 
     def given(tensors: Any, limits: Any, *rest: Any, **named: Any) -> tuple[Buckets, list[int]]:
         _, per_bucket = original(tensors, limits, *rest, **named)
@@ -57,20 +61,20 @@ def write(ddp: DistributedDataParallel, buckets: Buckets) -> None:
         return list(reversed(buckets)), [largest] * len(buckets)
 
     try:
-        _, expect_sparse = ddp._build_params_for_reducer()
-        names = ddp._build_debug_param_to_name_mapping(parameters)
-        dist._compute_bucket_assignment_by_size = given
+        _, expect_sparse = private._build_params_for_reducer()
+        names = private._build_debug_param_to_name_mapping(parameters)
+        _c10d._compute_bucket_assignment_by_size = given
         try:
-            ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
+            private._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
         finally:
-            dist._compute_bucket_assignment_by_size = original
+            _c10d._compute_bucket_assignment_by_size = original
         for hook, state in getattr(ddp, "_comm_hooks", []):
-            dist._register_comm_hook(ddp.reducer, state, hook)
+            _c10d._register_comm_hook(ddp.reducer, state, hook)
     except (AttributeError, TypeError, RuntimeError) as error:
         raise LayoutUnknown(f"the gradient buckets cannot be set: {error!r}") from None
 
 
-def _parameters(ddp: DistributedDataParallel) -> list[Any]:
+def _parameters(ddp: Any) -> list[Any]:
     parameters, _ = ddp._build_params_for_reducer()
     return list(parameters)
 

@@ -11,8 +11,6 @@ began from and moved on past the batches that were used, by asking the batch sam
 
 from __future__ import annotations
 
-import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +24,8 @@ from lmr.integrations.frameworks.pytorch import rng
 from lmr.integrations.frameworks.pytorch.objects import Created
 
 MakeIterator = Callable[[Any], Any]
+
+_BatchIterator: Any = _BaseDataLoaderIter
 
 
 @dataclass
@@ -204,18 +204,18 @@ class Loaders:
             _skip(iterator._next_index, used)
             return iterator
         # Workers are given their first batches while the iterator is made: the sampler must be past them by then.
-        original = _BaseDataLoaderIter._next_index
+        original = _BatchIterator._next_index
 
         def first(iterator: Any) -> Any:
-            _BaseDataLoaderIter._next_index = original
+            _BatchIterator._next_index = original
             _skip(lambda: original(iterator), used)
             return original(iterator)
 
-        _BaseDataLoaderIter._next_index = first
+        _BatchIterator._next_index = first
         try:
             return make(loader)
         finally:
-            _BaseDataLoaderIter._next_index = original
+            _BatchIterator._next_index = original
 
     def _consume(self, loader: Any, make: MakeIterator, used: int) -> Any:
         self._degraded("position", f"an IterableDataset cannot be skipped; {used} batches are loaded again and dropped")
@@ -268,8 +268,3 @@ def _write_generators(loader: Any, states: dict[str, str]) -> None:
 def is_plain(loader: Any) -> bool:
     """Whether the loader hands out batches itself, one when asked: a subclass may fetch ahead of what it gives."""
     return type(loader).__iter__ is DataLoader.__iter__
-
-
-def in_worker_process(own_pid: int) -> bool:
-    """Whether this is a forked child of the trainer, such as a loader's worker."""
-    return os.getpid() != own_pid or "torch.utils.data._utils.worker" not in sys.modules

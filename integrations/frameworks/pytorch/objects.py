@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 T = TypeVar("T")
 
@@ -67,7 +67,10 @@ class Objects:
     def optimized_ids(self) -> frozenset[int]:
         """The identities of all parameters any optimizer updates."""
         return frozenset(
-            id(p) for _, optimizer in self.optimizers.alive() for group in optimizer.param_groups for p in group["params"]
+            id(p)
+            for _, optimizer in self.optimizers.alive()
+            for group in optimizer.param_groups
+            for p in group["params"]
         )
 
     def roots(self) -> list[nn.Module]:
@@ -93,7 +96,10 @@ class Objects:
         order = {
             id(p): place
             for place, p in enumerate(
-                p for _, optimizer in self.optimizers.alive() for group in optimizer.param_groups for p in group["params"]
+                p
+                for _, optimizer in self.optimizers.alive()
+                for group in optimizer.param_groups
+                for p in group["params"]
             )
         }
         ranked, averages = [], []

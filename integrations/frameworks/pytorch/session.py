@@ -1,8 +1,8 @@
 """When state is captured and when it is restored.
 
-A step is complete when the optimizer's hook has run, but the state of that step is not: schedulers, scalers and averages
-come after it. The consistent boundary is where the loop asks its training loader for the next batch, before it is
-fetched; in a loop without a loader, where the model is next called. There, and nowhere else, state is captured.
+A step is complete when the optimizer's hook has run, but the state of that step is not: schedulers, scalers and
+averages come after it. The consistent boundary is where the loop asks its training loader for the next batch, before
+it is fetched; in a loop without a loader, where the model is next called. There, and nowhere else, state is captured.
 
 The state a plan names is restored at the first training iteration or the first call of the model in training, once the
 vault hands it out, which is when every rank agreed on it; and again where the loader stands, because the script's own
@@ -114,9 +114,7 @@ class Session:
             self._stop_protecting("captures", str(error))
 
     def _buckets_are_settled(self) -> bool:
-        return all(
-            wrapper is None or ddp.is_settled(wrapper) for wrapper in map(replicated, self.objects.roots())
-        )
+        return all(wrapper is None or ddp.is_settled(wrapper) for wrapper in map(replicated, self.objects.roots()))
 
     def _capture(self, step: int) -> None:
         collection, tree, peers = self._state.collect(step)
@@ -219,7 +217,7 @@ class Session:
                 self._vault.done_reading()
 
     def _refuse(self, why: str, detail: str) -> NoReturn:
-        """The agreed state cannot be had: say so, and wait for the plan that names another. Training on is no option."""
+        """The agreed state cannot be had: say so and wait for the plan that names another; never train on."""
         context, restored = self._context, self._restored
         print(f"lmr: rank {context.rank} cannot restore step {context.resume_step}: {why}: {detail}", file=sys.stderr)
         self._agent.restore_failed(

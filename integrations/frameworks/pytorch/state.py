@@ -90,9 +90,7 @@ class TrainingState:
     @staticmethod
     def _read_stateful(kind: str, alive: list[tuple[int, Any]], collection: Collection) -> dict[str, Any]:
         return {
-            str(number): codec.encode(
-                one.state_dict(), f"{kind}.{number}", lambda t, p: collection.add(p, t, "own")
-            )
+            str(number): codec.encode(one.state_dict(), f"{kind}.{number}", lambda t, p: collection.add(p, t, "own"))
             for number, one in alive
         }
 
@@ -196,9 +194,7 @@ def _match(kind: str, number: str, alive: dict[int, Any]) -> Any:
     return one
 
 
-def _write_optimizer(
-    optimizer: torch.optim.Optimizer, number: int, body: dict[str, Any], reader: ShardReader
-) -> None:
+def _write_optimizer(optimizer: torch.optim.Optimizer, number: int, body: dict[str, Any], reader: ShardReader) -> None:
     groups = optimizer.param_groups
     if len(groups) != len(body["groups"]) or type(optimizer).__name__ != body["class"]:
         raise ShardMismatch("topology_mismatch", f"optimizer {number} has changed")

@@ -72,9 +72,7 @@ class Arena:
 
     def release(self, buffer: Buffer) -> None:
         """A shard is no longer needed; its buffer is free, or given back if it has become too small."""
-        if self._holding.pop(buffer.number, None) is None:
-            buffer.discard()
-        elif buffer.capacity_bytes < self.capacity_bytes:
+        if self._holding.pop(buffer.number, None) is None or buffer.capacity_bytes < self.capacity_bytes:
             buffer.discard()
         else:
             self._free.append(buffer)

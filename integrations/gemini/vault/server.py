@@ -63,7 +63,7 @@ class Server:
         chunk_bytes: int,
     ) -> None:
         self._run = run
-        self._secret = secret
+        self.secret = secret
         self._ask = ask
         self._shelves = shelves
         self._timeout_s = timeout_s
@@ -84,7 +84,7 @@ class Server:
     def _serve(self, sock: socket.socket, address: Any) -> None:
         try:
             sock.settimeout(self._timeout_s)
-            channel = Channel(sock, self._secret, "server")
+            channel = Channel(sock, self.secret, "server")
             while True:
                 request = channel.recv()
                 if request.get("run") != self._run:

@@ -116,7 +116,7 @@ class Service:
         if message is None or message.get("kind") != "hello":
             sock.close()
         elif message.get("role") == "agent":
-            self._adopt(sock)
+            self._adopt(sock, message.get("secret"))
         elif message.get("role") == "trainer":
             trainer = Trainer(sock, int(message["rank"]), int(message["generation"]))
             self._trainer_left(self._trainers.get(trainer.rank))
@@ -147,7 +147,10 @@ class Service:
 
     # The agent -------------------------------------------------------------------------------------------------
 
-    def _adopt(self, sock: socket.socket) -> None:
+    def _adopt(self, sock: socket.socket, secret: str | None) -> None:
+        """An agent that comes back may have been given another secret meanwhile."""
+        if secret is not None:
+            self._secret = self._server.secret = bytes.fromhex(secret)
         if self._agent is not None:
             self._agent_left(self._agent)
         self._agent, self._orphaned_since = sock, None
@@ -186,7 +189,7 @@ class Service:
         elif kind == "retain":
             self._room.retain(int(step) for step in message["steps"])
         elif kind == "flush":
-            self._room.flush(lambda: self._tell(self._agent, {"kind": "flushed"}) and None)
+            self._room.flush(self._tell_flushed)
         elif kind == "close":
             self._reactor.stop()
         else:
@@ -406,6 +409,9 @@ class Service:
     def _tell_fact(self, kind: str, data: dict[str, Any]) -> None:
         if not self._tell(self._agent, {"kind": "fact", "type": kind, "data": data}):
             _log.warning("vault.fact_untold", type=kind, **data)
+
+    def _tell_flushed(self) -> None:
+        self._tell(self._agent, {"kind": "flushed"})
 
     def _compare(self, copy: Copy) -> None:
         """Give SCOUT the digests that must be equal on all peers."""

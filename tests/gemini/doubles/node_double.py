@@ -99,7 +99,7 @@ class NodeDouble:
                 control = local_socket.connect(self.vault_socket)
                 break
             except OSError:
-                assert time.monotonic() < deadline and self.vault.poll() is None, "the vault does not start"
+                assert time.monotonic() < deadline, "the vault does not start"
                 time.sleep(0.02)
         self.control = control
         seen = len(self.vault_says.messages)
@@ -195,9 +195,9 @@ class NodeDouble:
             if steps and steps[-1] >= at_least:
                 return
             exits = self.workers_say.having(kind="exited", rank=rank, generation=generation)
-            assert not exits and time.monotonic() < deadline, (
-                f"rank {rank} at {steps[-3:]}: {exits}\n{self.output(generation, rank)}"
-            )
+            story = f"rank {rank} at {steps[-3:]}: {exits}\n{self.output(generation, rank)}"
+            assert not exits, story
+            assert time.monotonic() < deadline, story
             time.sleep(0.005)
 
     def trainer_pid(self, rank: int, generation: int) -> int:
@@ -214,9 +214,7 @@ class NodeDouble:
 
     def finish(self, ranks: list[int], generation: int, timeout_s: float = 120.0) -> list[dict[str, Any]]:
         """Wait for the exits of these ranks and let their supervisors go."""
-        exits = [
-            self.workers_say.wait(timeout_s, kind="exited", rank=rank, generation=generation)[0] for rank in ranks
-        ]
+        exits = [self.workers_say.wait(timeout_s, kind="exited", rank=rank, generation=generation)[0] for rank in ranks]
         for rank in ranks:
             local_socket.send(self.supervisors[rank], {"kind": "exit", "code": exits[ranks.index(rank)]["exit_code"]})
             self.workers.pop(rank).wait(10)
