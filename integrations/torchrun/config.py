@@ -67,6 +67,14 @@ class BackendConfig:
         return self.event_log or str(self.state_folder / "events.db")
 
 
+def database_host(url: str) -> tuple[str, int]:
+    """Host and port of a database server's URL; localhost when it is reached by a local socket."""
+    from sqlalchemy.engine import make_url
+
+    parsed = make_url(url)
+    return parsed.host or "localhost", parsed.port or 5432
+
+
 def _file_name(run_id: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "_" for c in run_id)
 

@@ -52,6 +52,8 @@ LINK_GRACE_MS = 300
 """How long a closed link may reconnect before its node is lost."""
 PROBE_ANSWER_S = 1.0
 HELLO_S = 10.0
+MOVING = ("start", "restart", "replace")
+"""Actions that order a new generation."""
 OPERATOR_FACTS = ("operator_requested", "node_cordoned", "node_uncordoned", "policy_changed")
 LEASE_MS = 5_000
 
@@ -91,11 +93,12 @@ class Decider:
     Args:
         config: the host agent's settings; they open the run.
         local_world_size: ranks of a node.
-        event_log: the open log, owned from here on.
+        event_log: the open log; the caller closes it.
         epoch: of the lease the caller acquired.
         writer: this agent, as `node/incarnation`.
         secret: seals the frames.
-        on_fatal: called on the loop with a reason when this decider can no longer serve.
+        lease_ms: how long the lease is renewed for.
+        on_fenced: called on the loop with a reason when another decider has taken over.
     """
 
     def __init__(
@@ -106,13 +109,14 @@ class Decider:
         epoch: int,
         writer: str,
         secret: bytes,
-        on_fatal: Callable[[str], None],
+        lease_ms: int,
+        on_fenced: Callable[[str], None],
     ) -> None:
         self._config = config
         self._local_world_size = local_world_size
         self._writer = writer
         self._secret = secret
-        self._on_fatal = on_fatal
+        self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
         self._event_log = event_log
         self._epoch = epoch
@@ -130,6 +134,7 @@ class Decider:
         self._pacer: Pacer | None = None
         self._probed_generation = -2
         self._outage: str | None = None
+        self._expected_until = 0.0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._committer = Committer(
@@ -137,10 +142,10 @@ class Decider:
             config.run_id,
             epoch,
             writer,
-            LEASE_MS,
+            lease_ms,
             on_commit=lambda done: self._later(self._committed, done),
             on_outage=lambda why: self._later(self._log_outage, why),
-            on_fenced=lambda why: self._later(self._on_fatal, f"another decider took over: {why}"),
+            on_fenced=lambda why: self._later(self._on_fenced, f"another decider took over: {why}"),
         )
 
     def _later(self, call: Callable[..., None], value: Any) -> None:
@@ -149,8 +154,12 @@ class Decider:
 
     # -- start and stop ------------------------------------------------------------------------------------------------
 
-    async def start(self, listener: socket.socket) -> None:
-        """Open or reopen the run and serve on `listener`.
+    async def start(self, listener: socket.socket, *, reopen: bool) -> None:
+        """Open the run, reopen it or take it over, and serve on `listener`.
+
+        Args:
+            listener: owned from here on.
+            reopen: nobody of an open run's nodes is left; otherwise they are expected to come back to this decider.
 
         Raises:
             StoreError: the log cannot be read.
@@ -160,10 +169,13 @@ class Decider:
         self._committer.start()
         if self._roster.opened is None:
             self._publish(self._opening())
-        elif self._roster.closed is None:
+        elif self._roster.closed is None and reopen:
             log.info("run_reopened", run=self._config.run_id)
             self._last_plan = None
             self._publish(RunReopened(run_id=self._config.run_id))
+        elif self._last_plan is not None and isinstance(self._last_plan.event.data, PlanCommitted):
+            self._begin(self._last_plan.event.data.plan)
+        self._expected_until = time.monotonic() + self._config.heartbeat_timeout_ms / 1000
         self._server = await asyncio.start_server(self._accept, sock=listener, backlog=4096)
         self._spawn(self._watch())
 
@@ -184,11 +196,12 @@ class Decider:
         """The run is closed and everybody else has gone."""
         return self._roster.closed is not None and len(self._sessions) <= 1
 
-    async def stop(self, reason: str) -> None:
-        """Tell everybody that nobody decides any more, and close the log."""
-        for session in list(self._sessions.values()):
-            session.send("decider_gone", reason=reason)
-        await asyncio.sleep(0.05)
+    async def stop(self, reason: str | None) -> None:
+        """Serve no more and give the lease back. With a reason, everybody is told that nobody decides from here on."""
+        if reason is not None:
+            for session in list(self._sessions.values()):
+                session.send("decider_gone", reason=reason)
+            await asyncio.sleep(0.05)
         for task in self._tasks:
             task.cancel()
         if self._server is not None:
@@ -203,7 +216,6 @@ class Decider:
             self._event_log.release_lease(self._config.run_id, self._epoch)
         except StoreError as error:
             log.warning("lease_not_released", why=str(error))
-        self._event_log.close()
 
     def _spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)
@@ -222,7 +234,7 @@ class Decider:
     def _take(self, record: Record) -> None:
         self._roster.fold(record)
         match record.event.data:
-            case PlanCommitted():
+            case PlanCommitted(plan=plan) if plan.action in MOVING:
                 self._last_plan = record
             case RunClosed():
                 self._closed_record = record
@@ -295,24 +307,28 @@ class Decider:
             session.send("nodes", nodes=self._roster_message())
 
     def _push_plan(self, record: Record, plan: Plan) -> None:
-        if plan.action in ("start", "restart", "replace"):
-            self._barrier = Barrier(plan.to_generation)
-            self._agreement = Agreement()
-            self._verdicts.clear()
-            self._told.clear()
-            self._reported.clear()
-            policy = self._config.worker_policy
-            slots = len(plan.assignments)
-            self._pacer = Pacer(
-                slots=slots,
-                interval=policy.interval,
-                replicas=int(len(self._sessions) > 1),
-                checked=policy.enable_detection and policy.replay.compare_state and self._local_world_size * slots > 1,
-                publish_ms=policy.recovery.publish_ms,
-                restored=plan.checkpoint.step if plan.checkpoint is not None else 0,
-            )
+        if plan.action in MOVING:
+            self._begin(plan)
         for session in self._sessions.values():
             self._send_plan(session, record)
+
+    def _begin(self, plan: Plan) -> None:
+        """A generation begins: nobody has arrived, nothing is pinned or compared yet."""
+        self._barrier = Barrier(plan.to_generation)
+        self._agreement = Agreement()
+        self._verdicts.clear()
+        self._told.clear()
+        self._reported.clear()
+        policy = self._config.worker_policy
+        slots = len(plan.assignments)
+        self._pacer = Pacer(
+            slots=slots,
+            interval=policy.interval,
+            replicas=int(len(self._sessions) > 1),
+            checked=policy.enable_detection and policy.replay.compare_state and self._local_world_size * slots > 1,
+            publish_ms=policy.recovery.publish_ms,
+            restored=plan.checkpoint.step if plan.checkpoint is not None else 0,
+        )
 
     def _send_plan(self, session: Session, record: Record) -> None:
         session.send(
@@ -427,13 +443,26 @@ class Decider:
                 log.warning("decider_paused", seconds=round(now - last, 2))
                 for session in self._sessions.values():
                     session.heard = now
+                if self._expected_until:
+                    self._expected_until = now + self._config.heartbeat_timeout_ms / 1000
             last = now
             if self._outage is not None:
                 continue
+            self._miss_the_absent(now)
             for session in list(self._sessions.values()):
                 if now - session.heard > self._config.heartbeat_timeout_ms / 1000:
                     log.warning("lease_expired", node=session.node)
                     self._lose(session, "lease_expired")
+
+    def _miss_the_absent(self, now: float) -> None:
+        """After a take-over: members that have not come back within their lease are lost."""
+        if not self._expected_until or now < self._expected_until:
+            return
+        self._expected_until = 0.0
+        for node, seat in self._roster.seats.items():
+            if seat.live and node not in self._sessions and self._roster.closed is None:
+                log.warning("did_not_come_back", node=node)
+                self._publish(NodeLost(node=node, incarnation=seat.incarnation, reason="lease_expired"))
 
     def _lose(self, session: Session, reason: str) -> None:
         if self._roster.closed is None and self._roster.live(session.node, session.incarnation):

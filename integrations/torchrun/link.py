@@ -8,37 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import structlog
 
 from lmr.engine.events import Data, Event
 from lmr.integrations.torchrun.identity import Identity
+from lmr.integrations.torchrun.spool import Spool, Spooled
 from lmr.integrations.wire import AsyncChannel, WireError
 
 log = structlog.get_logger("lmr.link")
 
 RECONNECT_FIRST_S = 0.02
 RECONNECT_MOST_S = 0.5
-SPOOL_MOST = 100_000
-"""Facts kept while nobody commits. Beyond it the oldest checkpoint facts go, which later ones replace."""
+CHUNK_FACTS = 500
+"""Facts a message carries at most when many are sent again."""
 
-
-@dataclass(frozen=True)
-class Spooled:
-    """One fact that is not acknowledged yet."""
-
-    counter: int
-    event_id: str
-    envelope: dict[str, Any]
-
-    @property
-    def expendable(self) -> bool:
-        """Newer facts of the same kind make up for its loss."""
-        return str(self.envelope["type"]).startswith("checkpoint_")
+Locate = Callable[[], Awaitable[tuple[str, int]]]
+"""Finds the decider. Raises OSError while there is none; the link asks again."""
 
 
 class Link:
@@ -50,6 +38,7 @@ class Link:
         hello: what the agent says of itself when it connects.
         on_message: called for every message of the decider but acknowledgements and heartbeats.
         heartbeat_s: seconds between heartbeats.
+        silence_s: a connection that says nothing for so long is given up and the decider looked for anew; None: never.
     """
 
     def __init__(
@@ -59,17 +48,19 @@ class Link:
         hello: dict[str, Any],
         on_message: Callable[[dict[str, Any]], None],
         heartbeat_s: float,
+        silence_s: float | None = None,
     ) -> None:
         self._identity = identity
         self._secret = secret
         self._hello = hello
         self._on_message = on_message
         self._heartbeat_s = heartbeat_s
-        self._spool: deque[Spooled] = deque()
+        self._silence_s = silence_s
+        self._spool = Spool()
         self._counter = 0
         self._channel: AsyncChannel | None = None
         self._stopping = False
-        self.dropped = 0
+        self._outage: str | None = None
         self.heard = time.monotonic()
         self.refused_connections = 0
         """Connections refused in a row: the decider's process is not there."""
@@ -90,29 +81,26 @@ class Link:
         event_id = f"{self._identity.node}/{self._identity.incarnation}/{self._counter}"
         event = Event.of(data, at_ms=time.time_ns() // 1_000_000, source=self._identity.node)
         fact = Spooled(self._counter, event_id, event.to_json())
-        self._spool.append(fact)
-        if len(self._spool) > SPOOL_MOST:
-            self._shrink()
-        if self._channel is not None:
-            self._channel.send({"kind": "facts", "facts": [[fact.event_id, fact.envelope]]})
+        if self._spool.push(fact) and self._channel is not None:
+            self._send_facts(self._channel, [fact])
 
-    def _shrink(self) -> None:
-        oldest = next((fact for fact in self._spool if fact.expendable), self._spool[0])
-        self._spool.remove(oldest)
-        self.dropped += 1
-        if self.dropped == 1:
-            log.error("spool_full", facts=len(self._spool), dropped_first=oldest.envelope["type"])
+    @staticmethod
+    def _send_facts(channel: AsyncChannel, facts: Iterable[Spooled]) -> None:
+        waiting = [[fact.event_id, fact.envelope] for fact in facts]
+        for start in range(0, len(waiting), CHUNK_FACTS):
+            channel.send({"kind": "facts", "facts": waiting[start : start + CHUNK_FACTS]})
 
     def send(self, kind: str, **values: Any) -> None:
         """Send what is not a fact; dropped without a connection, since it would be stale later."""
         if self._channel is not None:
             self._channel.send({"kind": kind, **values})
 
-    async def run(self, host: str, port: int) -> None:
+    async def run(self, locate: Locate) -> None:
         """Keep the link up until `stop`."""
         delay = RECONNECT_FIRST_S
         while not self._stopping:
             try:
+                host, port = await locate()
                 reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 2)
                 self.refused_connections = 0
                 await self._speak(reader, writer)
@@ -134,20 +122,18 @@ class Link:
             channel = await asyncio.wait_for(AsyncChannel.open(reader, writer, self._secret, "client"), 5)
             channel.send({"kind": "hello", **self._hello})
             while True:
-                message = await channel.recv()
+                message = await asyncio.wait_for(channel.recv(), self._silence_s)
                 self.heard = time.monotonic()
                 match message["kind"]:
                     case "welcome":
                         self._channel = channel
                         beat = asyncio.create_task(self._beat(channel))
-                        if self._spool:
-                            channel.send({"kind": "facts", "facts": [[f.event_id, f.envelope] for f in self._spool]})
+                        self._send_facts(channel, self._spool.in_memory())
                         self._on_message(message)
                     case "ack":
-                        while self._spool and self._spool[0].counter <= message["upto"]:
-                            self._spool.popleft()
+                        self._send_facts(channel, self._spool.acknowledge(message["upto"]))
                     case "heartbeat":
-                        pass
+                        self._note_outage(message["outage"])
                     case "ping":
                         channel.send({"kind": "alive"})
                     case _:
@@ -157,6 +143,11 @@ class Link:
                 beat.cancel()
             writer.close()
 
+    def _note_outage(self, why: str | None) -> None:
+        if (why is None) != (self._outage is None):
+            log.warning("event_log_outage" if why else "event_log_back", why=why, facts_waiting=len(self._spool))
+        self._outage = why
+
     async def _beat(self, channel: AsyncChannel) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
@@ -165,7 +156,7 @@ class Link:
     async def drain(self, timeout_s: float) -> None:
         """Wait until every spooled fact is acknowledged, at most `timeout_s`."""
         until = time.monotonic() + timeout_s
-        while self._spool and self._channel is not None and time.monotonic() < until:
+        while len(self._spool) and self._channel is not None and time.monotonic() < until:
             await asyncio.sleep(0.01)
 
     async def stop(self, reason: str, timeout_s: float) -> None:

@@ -33,11 +33,12 @@ from lmr.engine.events import (
     WorkersFinished,
 )
 from lmr.engine.plan import Assignment, Plan
-from lmr.integrations.torchrun.config import BackendConfig
-from lmr.integrations.torchrun.decider import LEASE_MS, Decider
+from lmr.integrations.torchrun.config import BackendConfig, database_host
+from lmr.integrations.torchrun.decider import LEASE_MS, MOVING, Decider
+from lmr.integrations.torchrun.election import Election, listen
 from lmr.integrations.torchrun.errors import AdmissionRefused, MeetingFailed
 from lmr.integrations.torchrun.identity import Identity, address_towards, identify
-from lmr.integrations.torchrun.link import Link
+from lmr.integrations.torchrun.link import Link, Locate
 from lmr.integrations.torchrun.meeting import Host, Meeting, meet
 from lmr.integrations.torchrun.peers import nobody_decides, serve_peers
 from lmr.integrations.torchrun.vault_link import VaultLink, vault_environ
@@ -56,8 +57,6 @@ FLUSH_S = 0.2
 ECHO_GATHER_S = 0.03
 LEAVE_S = 2.0
 OTHERS_LEAVE_S = 20.0
-
-MOVING = ("start", "restart", "replace")
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,9 @@ class NodeRuntime:
         self._decider: Decider | None = None
         self._link: Link | None = None
         self._link_task: asyncio.Task[None] | None = None
-        self._host: Host | None = None
+        self._locate: Locate | None = None
+        self._election: Election | None = None
+        self._event_log: EventLog | None = None
         self._secret = b""
         self._address = ""
         self._peer_port = 0
@@ -127,6 +128,7 @@ class NodeRuntime:
         self._nodes: dict[str, dict[str, Any]] = {}
         self._said = _Generation()
         self._restorable: int | None = None
+        self._arrival: tuple[int, dict[str, Any] | None] | None = None
         self._flushed: asyncio.Event = asyncio.Event()
         self._exits: list[Exit] = []
         self._reporting = False
@@ -167,7 +169,8 @@ class NodeRuntime:
         """
         self._local_world_size = local_world_size
         self._thread.start()
-        self._meeting = meet(self._config, cancelled)
+        if self._config.embedded or self._config.secret is None:
+            self._meeting = meet(self._config, cancelled)
         self._do(self._join())
 
     def _do(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
@@ -241,18 +244,20 @@ class NodeRuntime:
     # -- joining -------------------------------------------------------------------------------------------------------
 
     async def _join(self) -> None:
-        assert self._meeting is not None
-        meeting, until = self._meeting, time.monotonic() + self._config.join_timeout_ms / 1000
-        self._address = self._config.local_addr or _own_address(meeting)
-        if meeting.serves:
-            await self._host_run(meeting)
-        self._host = await asyncio.to_thread(meeting.find, until)
-        self._secret = self._config.secret or self._host.secret
+        meeting = self._meeting
+        self._address = self._config.local_addr or address_towards(*self._towards())
+        if self._config.embedded:
+            assert meeting is not None
+            if meeting.serves:
+                await self._host_run(meeting)
+            host = await asyncio.to_thread(meeting.find, self._join_until())
+            self._secret = self._config.secret or host.secret
+            self._locate = _always(host.address, host.port)
+        else:
+            await self._stand_for_election(meeting)
         if not self._secret:
             raise AdmissionRefused("the run has a secret: set LM_RESILIENCY_SECRET_FILE on every node")
-        _, self._peer_port = await serve_peers(
-            self._secret, lambda: time.monotonic() - (self._link.heard if self._link else 0)
-        )
+        _, self._peer_port = await serve_peers(self._secret, self._silent_s)
         name = f"lmr-agent-{self._scope()}-{os.getpid()}"
         self._workers = Workers(name, self._started, self._exited, self._trainer_said)
         if self._config.worker_policy.enable_checkpoint:
@@ -260,41 +265,95 @@ class NodeRuntime:
         await self._connect()
         self._spawn(self._watch())
 
+    def _join_until(self) -> float:
+        return time.monotonic() + self._config.join_timeout_ms / 1000
+
+    def _towards(self) -> tuple[str, int]:
+        """A peer whose way tells this node's own address."""
+        if self._meeting is not None:
+            return self._meeting.host_name, self._meeting.host_port or 1
+        return database_host(self._config.log_location)
+
+    def _silent_s(self) -> float:
+        return time.monotonic() - self._link.heard if self._link is not None else 0.0
+
     def _scope(self) -> str:
         return hashlib.sha256(f"{self._config.run_id}\0{self._identity.node}".encode()).hexdigest()[:16]
 
     async def _host_run(self, meeting: Meeting) -> None:
-        secret = self._config.secret
-        if secret is None:
-            secret = secrets.token_bytes(32)
-            log.warning("no_secret_file", why="LM_RESILIENCY_SECRET_FILE is not set; the run's secret is in its store")
+        """Embedded: this agent serves the endpoint, so it decides, with the log on its own disk."""
+        secret = self._config.secret or _fresh_secret()
         self._config.state_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        event_log = await asyncio.to_thread(open_log, self._config.log_location)
-        writer = f"{self._identity.node}/{self._identity.incarnation}"
-        listener = _listen()
+        self._event_log = await asyncio.to_thread(open_log, self._config.log_location)
+        listener = listen()
         port = int(listener.getsockname()[1])
         lease = await asyncio.to_thread(
-            _acquire_lease, event_log, self._config.run_id, writer, f"{self._address}:{port}"
+            _acquire_lease, self._event_log, self._config.run_id, self._writer(), f"{self._address}:{port}"
         )
-        self._decider = Decider(
-            self._config, self._local_world_size, event_log, lease.epoch, writer, secret, on_fatal=self._decider_failed
-        )
-        await self._decider.start(listener)
+        self._secret = secret
+        await self._decide(lease.epoch, listener, reopen=True)
         self._leave_secret_to_operator(secret)
-        announced = b"" if self._config.secret is not None else secret
-        meeting.announce(Host(self._address, port, announced))
+        meeting.announce(Host(self._address, port, b"" if self._config.secret is not None else secret))
+
+    async def _stand_for_election(self, meeting: Meeting | None) -> None:
+        """A database server holds the log: whoever holds the lease decides, and another takes over when it lapses."""
+        self._event_log = await asyncio.to_thread(open_log, self._config.log_location)
+        if self._config.secret is not None:
+            self._secret = self._config.secret
+        else:
+            assert meeting is not None
+            if meeting.serves:
+                meeting.announce(Host(self._address, 0, _fresh_secret()))
+            self._secret = (await asyncio.to_thread(meeting.find, self._join_until())).secret
+        self._election = Election(
+            self._event_log, self._config.run_id, self._writer(), self._address, self._lease_ms(), self._won
+        )
+        self._locate = self._election.locate
+
+    def _writer(self) -> str:
+        return f"{self._identity.node}/{self._identity.incarnation}"
+
+    def _lease_ms(self) -> int:
+        """Embedded, nobody competes; else a decider's loss is noticed about as fast as a node's."""
+        return LEASE_MS if self._config.embedded else self._config.heartbeat_timeout_ms * 3 // 2
+
+    async def _won(self, epoch: int, listener: socket.socket, reopen: bool) -> None:
+        await self._decide(epoch, listener, reopen=reopen)
+
+    async def _decide(self, epoch: int, listener: socket.socket, *, reopen: bool) -> None:
+        assert self._event_log is not None
+        decider = Decider(
+            self._config,
+            self._local_world_size,
+            self._event_log,
+            epoch,
+            self._writer(),
+            self._secret,
+            lease_ms=self._lease_ms(),
+            on_fenced=self._fenced_off,
+        )
+        await decider.start(listener, reopen=reopen)
+        self._decider = decider
+
+    def _fenced_off(self, reason: str) -> None:
+        """Another decider took over: this agent goes on as a member; embedded there can be none, so it ends."""
+        if self._election is None:
+            self._end(f"the decider cannot go on: {reason}", 1)
+            return
+        log.warning("no_longer_decides", why=reason)
+        self._election.step_down()
+        decider, self._decider = self._decider, None
+        if decider is not None:
+            self._spawn(decider.stop(None))
 
     def _leave_secret_to_operator(self, secret: bytes) -> None:
         """Without a secret file, `lmr halt` and the like read the run's secret here; owner-only."""
-        if self._config.secret is None and self._config.embedded:
+        if self._config.secret is None:
             path = self._config.state_folder / "decider.json"
             path.unlink(missing_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump({"run": self._config.run_id, "secret": secret.hex()}, file)
-
-    def _decider_failed(self, reason: str) -> None:
-        self._end(f"the decider cannot go on: {reason}", 1)
 
     async def _start_vault(self) -> None:
         policy = self._config.worker_policy.model_dump(mode="json")
@@ -305,11 +364,12 @@ class NodeRuntime:
             log.error("unprotected", why="no vault: training state is not kept on this node")
 
     async def _connect(self) -> None:
-        assert self._host is not None
+        assert self._locate is not None
         self._welcome = self._loop.create_future()
-        heartbeat_s = self._config.heartbeat_timeout_ms / 1000 / 6
-        self._link = Link(self._identity, self._secret, self._hello(), self._decider_said, heartbeat_s)
-        self._link_task = self._loop.create_task(self._link.run(self._host.address, self._host.port))
+        timeout_s = self._config.heartbeat_timeout_ms / 1000
+        silence_s = None if self._election is None else timeout_s
+        self._link = Link(self._identity, self._secret, self._hello(), self._decider_said, timeout_s / 6, silence_s)
+        self._link_task = self._loop.create_task(self._link.run(self._locate))
         await asyncio.wait_for(self._welcome, self._config.join_timeout_ms / 1000)
 
     def _hello(self) -> dict[str, Any]:
@@ -351,6 +411,8 @@ class NodeRuntime:
     def _decider_said(self, message: dict[str, Any]) -> None:
         match message["kind"]:
             case "welcome":
+                if self._election is not None:
+                    self._election.member = True
                 if self._welcome is not None and not self._welcome.done():
                     self._welcome.set_result(None)
                 self._say_again()
@@ -373,13 +435,15 @@ class NodeRuntime:
                 self._spawn(self._answer_probe(message["generation"]))
             case "closed":
                 self._run_closed(message["outcome"], message["reason"])
-            case "decider_gone":
+            case "decider_gone" if self._election is None:
                 self._end(f"the rendezvous host left: {message['reason']}", 1)
             case _:
                 log.debug("unknown_message", kind=message["kind"])
 
     def _say_again(self) -> None:
         """After a reconnect: what is not a fact and the decider may have missed."""
+        if self._arrival is not None:
+            self._arrive(*self._arrival)
         if self._restorable is not None and self._link is not None:
             self._link.send("restorable", generation=self._restorable)
 
@@ -395,7 +459,7 @@ class NodeRuntime:
         if self._workers is not None:
             self._workers.kill()
         self._identity = replace(self._identity, incarnation=identify(None).incarnation)
-        self._restorable = None
+        self._restorable = self._arrival = None
         self._set({"displaced": self._current.mine is not None, "mine": None})
         self._spawn(self._rejoin())
 
@@ -422,7 +486,7 @@ class NodeRuntime:
             None,
         )
         displaced = mine is None and self._current.mine is not None
-        self._restorable = None
+        self._restorable = self._arrival = None
         self._set({"plan": plan, "mine": mine, "head": head, "go": None, "displaced": displaced})
         self._tell_vault_plan(plan, mine)
 
@@ -514,6 +578,7 @@ class NodeRuntime:
     # -- what workers say ----------------------------------------------------------------------------------------------
 
     def _arrive(self, generation: int, store: dict[str, Any] | None) -> None:
+        self._arrival = (generation, store)
         if self._link is not None:
             self._link.send("arrived", generation=generation, store=store)
 
@@ -666,7 +731,8 @@ class NodeRuntime:
             if link is None or self._current.end is not None:
                 continue
             silent_s = time.monotonic() - link.heard
-            if silent_s > HOST_SILENT_S or (link.refused_connections and silent_s > HOST_GONE_S):
+            gone = silent_s > HOST_SILENT_S or (link.refused_connections and silent_s > HOST_GONE_S)
+            if gone and self._election is None:
                 self._end("the rendezvous host is gone; its event log is on that machine's disk", 1)
             elif silent_s * 1000 > self._config.heartbeat_timeout_ms / 2 and not self._fencing:
                 self._fencing = True
@@ -703,20 +769,15 @@ class NodeRuntime:
             until = time.monotonic() + (OTHERS_LEAVE_S if closed else 0)
             while not self._decider.finished and time.monotonic() < until:
                 await asyncio.sleep(0.02)
-            await self._decider.stop(reason)
+            await self._decider.stop(reason if self._election is None else None)
+        if self._event_log is not None:
+            await asyncio.to_thread(self._event_log.close)
         if self._vault is not None:
             self._vault.close(end_vault=True)
         if self._workers is not None:
             self._workers.close()
         if self._meeting is not None:
             self._meeting.close()
-
-
-def _listen() -> socket.socket:
-    """A listening socket on every interface, any port."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=4096)
 
 
 def _acquire_lease(event_log: EventLog, run_id: str, writer: str, address: str) -> Lease:
@@ -736,8 +797,16 @@ def _ranks(assignment: Assignment) -> tuple[int, ...]:
     return tuple(range(assignment.first_rank, assignment.first_rank + assignment.local_world_size))
 
 
-def _own_address(meeting: Meeting) -> str:
-    return address_towards(meeting.host_name, meeting.host_port or 1)
+def _fresh_secret() -> bytes:
+    log.warning("no_secret_file", why="LM_RESILIENCY_SECRET_FILE is not set; the run's secret is in its store")
+    return secrets.token_bytes(32)
+
+
+def _always(host: str, port: int) -> Locate:
+    async def locate() -> tuple[str, int]:
+        return host, port
+
+    return locate
 
 
 __all__ = ["Current", "End", "MeetingFailed", "NodeRuntime"]
