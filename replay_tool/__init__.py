@@ -7,6 +7,7 @@ the text or the same data as JSON.
     LOG --source.open_source--> Log --verbs.*--> data --screens.*--> text
                                                     `---as_json----> JSON
 
-Nothing here needs torch: an analyst's laptop has none. Read in this order: `source` (what a LOG may be), `history` (a log
-folded into incidents, generations and nodes), `counterfactual` (the same facts through today's rules), then the verbs.
+Nothing here needs torch: an analyst's laptop has none. Read in this order: `source` (what a LOG may be), `history` (a
+log folded into incidents, generations and nodes), `counterfactual` (the same facts through today's rules), then the
+verbs.
 """

@@ -53,12 +53,19 @@ def open_bundle(path: Path) -> OpenBundle:
     """
     try:
         header = json.loads(_first_line(path))["lmr_bundle"]
-        run, length, redacted, base = header["run_id"], int(header["events"]), bool(header["redacted"]), header["base"]["seq"]
+        run, length, redacted, base = (
+            header["run_id"],
+            int(header["events"]),
+            bool(header["redacted"]),
+            header["base"]["seq"],
+        )
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise Unreadable(str(path), "a bundle whose header cannot be read") from error
     notes = ("the bundle is redacted: names and addresses are stand-ins",) if redacted else ()
     if base:
-        raise Unreadable(str(path), f"an archived segment that begins at seq {base + 1}; its decisions need what was before")
+        raise Unreadable(
+            str(path), f"an archived segment that begins at seq {base + 1}; its decisions need what was before"
+        )
 
     def read(after: int) -> Iterator[Record]:
         try:

@@ -1,4 +1,4 @@
-"""From parsed arguments to a verb, its screen or JSON, and the exit code. Modules are loaded by the verb that needs them."""
+"""From parsed arguments to a verb, its screen or JSON, and the exit code. Each verb loads only the modules it needs."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def report(args: argparse.Namespace) -> int:
     from lmr.replay_tool.source import open_source
 
     written = write_report(open_source(args.log, args.run), Path(args.output))
-    _say_written(args, written.output, document(written) if args.json else written.text)
+    _say_written(written.output, document(written) if args.json else written.text)
     return FINE
 
 
@@ -182,7 +182,7 @@ def export(args: argparse.Namespace) -> int:
     log = open_source(args.log, args.run)
     with progress("exporting", log.length) as tell:
         written = run(log, Path(args.output), form=args.format, redact=args.redact, progress=tell)
-    _say_written(args, written.output, document(written) if args.json else written.text)
+    _say_written(written.output, document(written) if args.json else written.text)
     return FINE
 
 
@@ -200,6 +200,7 @@ def import_(args: argparse.Namespace) -> int:
         brought = import_artefacts(
             [Path(name) for name in args.files], kind=args.kind, run_id=args.run, nodes=_names(args.nodes),
             standby=_names(args.standby), local_world_size=args.nproc_per_node, year=args.year,
+            durable_step=args.durable_step,
             output=Path(args.output) if args.output else None, into=args.into,
         )  # fmt: skip
     print(document(brought) if args.json else brought.text)
@@ -235,6 +236,6 @@ def _names(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()] if text else []
 
 
-def _say_written(args: argparse.Namespace, output: str, text: str) -> None:
+def _say_written(output: str, text: str) -> None:
     # `-o -` or /dev/stdout carries the answer itself: the line about it goes elsewhere.
     print(text, file=sys.stderr if output in ("-", "/dev/stdout") else sys.stdout)

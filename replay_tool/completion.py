@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from lmr.replay_tool.command_line import VERBS, build_parser
+from lmr.replay_tool.command_line import build_parser
+from lmr.replay_tool.manual import PAGES
 
 
 def script(shell: str) -> str:
@@ -35,12 +36,15 @@ def _choices(options: dict[str, list[argparse.Action]]) -> list[tuple[str, str]]
 
 def _bash(options: dict[str, list[argparse.Action]]) -> str:
     cases = "\n".join(f'    {name}) words="{_words(actions)}" ;;' for name, actions in options.items())
-    values = "\n".join(f'    {option}) COMPREPLY=($(compgen -W "{words}" -- "$word")); return ;;' for option, words in _choices(options))
+    values = "\n".join(
+        f'    {option}) COMPREPLY=($(compgen -W "{words}" -- "$word")); return ;;'
+        for option, words in _choices(options)
+    )
     return f"""# lmr-replay completion for bash: source <(lmr-replay completion bash)
 _lmr_replay() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W "{' '.join(options)} --help --version" -- "$word")); return
+    COMPREPLY=($(compgen -W "{" ".join(options)} --help --version" -- "$word")); return
   fi
   case "$before" in
 {values}
@@ -59,7 +63,7 @@ complete -o filenames -F _lmr_replay lmr-replay
 
 
 def _zsh(options: dict[str, list[argparse.Action]]) -> str:
-    verbs = "\n".join(f"    '{verb.name}:{verb.summary}'" for verb in VERBS)
+    verbs = "\n".join(f"    '{name}:{_quoted(page.summary)}'" for name, page in PAGES.items())
     cases = "\n".join(
         f"    {name}) _arguments {' '.join(_zsh_option(action) for action in actions)} '*:file:_files' ;;"
         for name, actions in options.items()
@@ -83,18 +87,39 @@ if [ "$funcstack[1]" = "_lmr-replay" ]; then _lmr_replay "$@"; else compdef _lmr
 
 def _zsh_option(action: argparse.Action) -> str:
     text = (action.help or "").replace("'", "").replace("[", "(").replace("]", ")").replace(":", " -")
-    value = "" if action.nargs == 0 else f":{'value'}:({' '.join(map(str, action.choices))})" if action.choices else ":value:_files"
+    value = (
+        ""
+        if action.nargs == 0
+        else f":{'value'}:({' '.join(map(str, action.choices))})"
+        if action.choices
+        else ":value:_files"
+    )
     return f"'{action.option_strings[-1]}[{text}]{value}'"
 
 
 def _fish(options: dict[str, list[argparse.Action]]) -> str:
-    lines = ["# lmr-replay completion for fish: lmr-replay completion fish > ~/.config/fish/completions/lmr-replay.fish"]
-    lines += [f"complete -c lmr-replay -n __fish_use_subcommand -f -a {verb.name} -d '{verb.summary}'" for verb in VERBS]
+    lines = [
+        "# lmr-replay completion for fish: lmr-replay completion fish > ~/.config/fish/completions/lmr-replay.fish"
+    ]
+    lines += [
+        f"complete -c lmr-replay -n __fish_use_subcommand -f -a {name} -d '{_quoted(page.summary)}'"
+        for name, page in PAGES.items()
+    ]
     for name, actions in options.items():
         for action in actions:
             long = action.option_strings[-1].removeprefix("--")
             text = (action.help or "").replace("'", "").splitlines()[0]
-            takes = "" if action.nargs == 0 else f" -x -a '{' '.join(map(str, action.choices))}'" if action.choices else " -r"
+            takes = (
+                ""
+                if action.nargs == 0
+                else f" -x -a '{' '.join(map(str, action.choices))}'"
+                if action.choices
+                else " -r"
+            )
             lines.append(f"complete -c lmr-replay -n '__fish_seen_subcommand_from {name}' -l {long}{takes} -d '{text}'")
     lines.append("complete -c lmr-replay -n '__fish_seen_subcommand_from completion' -f -a 'bash zsh fish'")
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "’")

@@ -54,6 +54,16 @@ class Effect:
         )
 
 
+def told_apart(wanted: Effect, other: Effect) -> str:
+    """What sets `other` apart where both would be told in the same words: who takes which slot, who stays out."""
+    before, out, still = dict(wanted.slots), set(wanted.quarantined), set(other.quarantined)
+    moved = [(slot, node) for slot, node in other.slots if before.get(slot, node) != node]
+    parts = [f"slot {slot} to {node} instead of {before[slot]}" for slot, node in moved]
+    parts += [f"{name} quarantined too" for name in sorted(still - out)]
+    parts += [f"{name} not quarantined" for name in sorted(out - still)]
+    return "; ".join(parts)
+
+
 class Replay:
     """A state that decides for itself.
 

@@ -10,8 +10,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from lmr.engine.record import Record
+from lmr.replay_tool.decoding import open_fast
 from lmr.replay_tool.errors import LogBroken, Unreadable
 from lmr.store import EventLog, LogCorrupt, StoreError, open_log
+from lmr.store.reading import page_after, refuse_archived
+
+PAGE_ROWS = 2_000
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,18 @@ class Reader:
         """Records after `after` up to the head the run had at the call: a log still being written is read to there."""
         with _named(self.shown):
             last = self._log.head(run_id).seq
-            for record in self._log.read(run_id, after=after):
-                if record.seq > last:
-                    return
-                yield record
+            while after < last:
+                with self._log.database.read() as connection:
+                    rows = page_after(connection, run_id, after, min(PAGE_ROWS, last - after))
+                    if not rows or rows[0].seq != after + 1:
+                        refuse_archived(connection, run_id, after)
+                if not rows:
+                    raise LogCorrupt(after + 1, "the record is missing")
+                for seq, body, prev_hash, hash_ in rows:
+                    if seq != after + 1:
+                        raise LogCorrupt(after + 1, "the record is missing")
+                    yield open_fast(bytes(body), prev_hash, hash_)
+                    after = seq
 
 
 class _named:  # noqa: N801 - a context manager used like a function
@@ -87,6 +99,8 @@ def open_readonly(where: str) -> Reader:
     except NoSuchModuleError as error:
         raise Unreadable(shown, "no driver for this kind of database") from error
     except ModuleNotFoundError as error:
-        raise Unreadable(shown, f"the driver {error.name} is not installed (pip install 'lm-resiliency-engine[postgres]')") from error
+        raise Unreadable(
+            shown, f"the driver {error.name} is not installed (pip install 'lm-resiliency-engine[postgres]')"
+        ) from error
     except (StoreError, SQLAlchemyError) as error:
         raise Unreadable(shown, clause(error)) from error

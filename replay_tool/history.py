@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from lmr.engine.events import (
     CheckpointCaptured,
@@ -29,7 +30,6 @@ from lmr.engine.events import (
     TrainingResumed,
     UnknownData,
     WorkerExited,
-    WorkersFinished,
 )
 from lmr.engine.plan import Plan
 from lmr.engine.record import Record
@@ -78,7 +78,7 @@ class Phases:
     def lengths_ms(self) -> dict[str, int]:
         """Milliseconds from each known phase to the next known one, and `total`."""
         known = [(name.removesuffix("_ms"), value) for name, value in vars(self).items() if value is not None]
-        spans = {name: value - before for (_, before), (name, value) in zip(known, known[1:], strict=False)}
+        spans = {name: value - before for (_, before), (name, value) in pairwise(known)}
         if self.detected_ms is not None and self.resumed_ms is not None:
             spans["total"] = self.resumed_ms - self.detected_ms
         return spans
@@ -123,7 +123,7 @@ class Generation:
 
 @dataclass
 class Span:
-    """A stretch of one node's life in one role: `active`, `standby`, `quarantined`, `cordoned`."""
+    """A stretch of a node's life in one role (active, standby, quarantined, cordoned); no `to_ms`: to the end."""
 
     role: str
     from_ms: int
@@ -183,10 +183,6 @@ def fold(records: Iterable[Record], *, keep_facts: bool = True) -> History:
     history = History()
     for record in records:
         _fold_one(history, record, keep_facts)
-    for node in history.nodes.values():
-        for span in node.spans:
-            if span.to_ms is None:
-                span.to_ms = history.end_ms
     return history
 
 
@@ -203,23 +199,59 @@ def _fold_one(history: History, record: Record, keep_facts: bool) -> None:
     if isinstance(data, QUIET):
         return
     if not (isinstance(data, ReplayChecked) and data.verdict == "clean"):
-        fact = Fact(record.seq, at_ms, name, record.event.source, sentence(record.event), subjects(data))
+        fact = Fact(record.seq, at_ms, name, record.event.source, sentence(record.event), subjects(data, history))
         history._evidence[record.seq] = fact
         if keep_facts:
             history.facts.append(fact)
-    _FOLDS.get(type(data), _nothing)(history, data, record)
+    _fold_data(history, record)
 
 
-def _nothing(history: History, data: object, record: Record) -> None:
-    return None
+def _fold_data(history: History, record: Record) -> None:
+    at_ms = record.recorded_at_ms
+    match record.event.data:
+        case RunOpened() as data:
+            history.min_nodes, history.local_world_size = data.min_nodes, data.local_world_size
+        case RunReopened():
+            for node in history.nodes.values():
+                _switch(node, None, at_ms)
+        case NodeJoined() as data:
+            _joined(history, data, at_ms)
+        case NodeLeft() | NodeLost() as data:
+            _gone(history, data, at_ms)
+        case NodeCordoned() as data:
+            _turned(history, data.node, ("standby",), "cordoned", at_ms)
+        case NodeUncordoned() as data:
+            _turned(history, data.node, ("cordoned", "quarantined"), "standby", at_ms)
+        case PlanCommitted() as data:
+            _committed(history, data, record)
+        case GenerationStarted() as data:
+            _started(history, data, at_ms)
+        case StateRestored() as data:
+            _restored(history, data, at_ms)
+        case TrainingResumed() as data:
+            _resumed(history, data, at_ms)
+        case WorkerExited() as data:
+            _exited(history, data, at_ms)
+        case RunClosed() as data:
+            _closed(history, data, at_ms)
+        case _:
+            pass  # tells the timeline something, but moves nobody
 
 
-def subjects(data: object) -> tuple[str, ...]:
-    """Nodes a fact names itself."""
+def subjects(data: object, history: History) -> tuple[str, ...]:
+    """Nodes a fact is about: those it names, and those whose ranks it names in that generation."""
     if isinstance(data, PlanCommitted):
         return data.plan.cause.nodes
-    named = [getattr(data, key, None) for key in ("node", "holder")]
-    return tuple(dict.fromkeys(name for name in named if isinstance(name, str)))
+    named = [name for key in ("node", "holder") if isinstance(name := getattr(data, key, None), str)]
+    slots = next((g.slots for g in reversed(history.generations) if g.number == getattr(data, "generation", None)), {})
+    for rank in _ranks(data) if history.local_world_size and not named else ():
+        named += [slots[slot]] if (slot := rank // history.local_world_size) in slots else []
+    return tuple(dict.fromkeys(named))
+
+
+def _ranks(data: object) -> tuple[int, ...]:
+    rank = getattr(data, "rank", None)
+    return (rank,) if rank is not None else tuple(getattr(data, "ranks", None) or ())
 
 
 def _note_step(history: History, data: object, at_ms: int) -> None:
@@ -229,11 +261,6 @@ def _note_step(history: History, data: object, at_ms: int) -> None:
     if current.last_step is None or step > current.last_step:
         current.last_step = step
         history.progress.append((at_ms, current.number, step))
-
-
-def _opened(history: History, data: object, record: Record) -> None:
-    history.min_nodes = getattr(data, "min_nodes", 0)
-    history.local_world_size = getattr(data, "local_world_size", 0)
 
 
 def _switch(node: Node, role: str | None, at_ms: int, generation: int | None = None, slot: int | None = None) -> None:
@@ -247,35 +274,24 @@ def _switch(node: Node, role: str | None, at_ms: int, generation: int | None = N
         node.spans.append(Span(role, at_ms, None, generation, slot))
 
 
-def _joined(history: History, data: NodeJoined, record: Record) -> None:
+def _joined(history: History, data: NodeJoined, at_ms: int) -> None:
     node = history.nodes.setdefault(data.node, Node(data.node, data.failure_domain))
     if data.incarnation not in node.incarnations:
         node.incarnations.append(data.incarnation)
     if node.role is None:
-        _switch(node, "standby", record.recorded_at_ms)
+        _switch(node, "standby", at_ms)
 
 
-def _gone(history: History, data: NodeLeft | NodeLost, record: Record) -> None:
+def _gone(history: History, data: NodeLeft | NodeLost, at_ms: int) -> None:
     node = history.nodes.get(data.node)
     if node is not None and (not node.incarnations or node.incarnations[-1] == data.incarnation):
-        _switch(node, None, record.recorded_at_ms)
+        _switch(node, None, at_ms)
 
 
-def _reopened(history: History, data: object, record: Record) -> None:
-    for node in history.nodes.values():
-        _switch(node, None, record.recorded_at_ms)
-
-
-def _cordoned(history: History, data: NodeCordoned, record: Record) -> None:
-    node = history.nodes.get(data.node)
-    if node is not None and node.role == "standby":
-        _switch(node, "cordoned", record.recorded_at_ms)
-
-
-def _uncordoned(history: History, data: NodeUncordoned, record: Record) -> None:
-    node = history.nodes.get(data.node)
-    if node is not None and node.role in ("cordoned", "quarantined"):
-        _switch(node, "standby", record.recorded_at_ms)
+def _turned(history: History, name: str, was: tuple[str, ...], role: str, at_ms: int) -> None:
+    node = history.nodes.get(name)
+    if node is not None and node.role in was:
+        _switch(node, role, at_ms)
 
 
 def _committed(history: History, data: PlanCommitted, record: Record) -> None:
@@ -349,56 +365,38 @@ def _reached(history: History, number: int, phase: str, at_ms: int) -> None:
         setattr(last.phases, phase, at_ms)
 
 
-def _exited(history: History, data: WorkerExited, record: Record) -> None:
+def _exited(history: History, data: WorkerExited, at_ms: int) -> None:
     last = history.incidents[-1] if history.incidents else None
     if last is not None and data.generation == last.plans[-1].plan.from_generation and not last.phases.workers_up_ms:
-        last.phases.stopped_ms = record.recorded_at_ms
+        last.phases.stopped_ms = at_ms
 
 
-def _started(history: History, data: GenerationStarted, record: Record) -> None:
+def _started(history: History, data: GenerationStarted, at_ms: int) -> None:
     current = history.generation
     if current is None or current.number != data.generation:
         return
     current._started.add(data.node)
     if current._started >= set(current.slots.values()) and current.phases.workers_up_ms is None:
-        _reached(history, data.generation, "workers_up_ms", record.recorded_at_ms)
+        _reached(history, data.generation, "workers_up_ms", at_ms)
 
 
-def _restored(history: History, data: StateRestored, record: Record) -> None:
+def _restored(history: History, data: StateRestored, at_ms: int) -> None:
     current = history.generation
     if current is None or current.number != data.generation:
         return
     current._restored.add(data.node)
     if current._restored >= set(current.slots.values()) and current.phases.restored_ms is None:
-        _reached(history, data.generation, "restored_ms", record.recorded_at_ms)
+        _reached(history, data.generation, "restored_ms", at_ms)
 
 
-def _resumed(history: History, data: TrainingResumed, record: Record) -> None:
+def _resumed(history: History, data: TrainingResumed, at_ms: int) -> None:
     current = history.generation
     if current is not None and current.number == data.generation and current.phases.resumed_ms is None:
-        _reached(history, data.generation, "resumed_ms", record.recorded_at_ms)
+        _reached(history, data.generation, "resumed_ms", at_ms)
 
 
-def _closed(history: History, data: RunClosed, record: Record) -> None:
+def _closed(history: History, data: RunClosed, at_ms: int) -> None:
     history.outcome, history.outcome_reason = data.outcome, data.reason
     current = history.generation
     if current is not None and current.ended_ms is None:
-        current.ended_ms = record.recorded_at_ms
-
-
-_FOLDS = {
-    RunOpened: _opened,
-    RunReopened: _reopened,
-    NodeJoined: _joined,
-    NodeLeft: _gone,
-    NodeLost: _gone,
-    NodeCordoned: _cordoned,
-    NodeUncordoned: _uncordoned,
-    PlanCommitted: _committed,
-    GenerationStarted: _started,
-    StateRestored: _restored,
-    TrainingResumed: _resumed,
-    WorkerExited: _exited,
-    WorkersFinished: _nothing,
-    RunClosed: _closed,
-}
+        current.ended_ms = at_ms

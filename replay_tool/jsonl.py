@@ -50,7 +50,9 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if not text or text.startswith(b"#"):
                     continue
                 if not line.endswith(b"\n") and not text.endswith(b"}"):
-                    raise Unreadable(str(path), f"ends in the middle of line {number} (cut short, or still being written)")
+                    raise Unreadable(
+                        str(path), f"ends in the middle of line {number} (cut short, or still being written)"
+                    )
                 yield number, text
     except OSError as error:
         raise Unreadable(str(path), error.strerror or str(error)) from error

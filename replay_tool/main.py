@@ -33,8 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ReplayError as error:
         return _refuse(str(error))
     except (OSError, MemoryError) as error:
-        return _refuse(f"{getattr(error, 'filename', None) or 'lmr-replay'}: {getattr(error, 'strerror', None) or error}")
-    except Exception as error:  # noqa: BLE001 - the process edge: errors of engine and store name their fault in one line
+        return _refuse(
+            f"{getattr(error, 'filename', None) or 'lmr-replay'}: {getattr(error, 'strerror', None) or error}"
+        )
+    except Exception as error:
         if _is_ours(error):
             return _refuse(str(error))
         raise

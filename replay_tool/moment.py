@@ -21,7 +21,9 @@ def since(start_ms: int, at_ms: int) -> str:
 
 def utc(at_ms: int) -> str:
     """ISO 8601 in UTC with milliseconds."""
-    return datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
 
 
 def parse_since(text: str, start_ms: int, end_ms: int) -> int:

@@ -1,4 +1,4 @@
-"""Bare facts turned into the log they would have made: the engine's own offline run, with ids and an optional policy."""
+"""Bare facts turned into the log they would have made: the engine's own offline run, under a policy if one is given."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def decided(facts: Facts, policy: RecoveryPolicy | None) -> Iterator[tuple[int, 
         policy: in place of the one opened with and of every later change of it; None keeps them.
     """
     events = [
-        under_policy(event, policy) if policy is not None and isinstance(event.data, RunOpened | PolicyChanged) else event
+        under_policy(event, policy)
+        if policy is not None and isinstance(event.data, RunOpened | PolicyChanged)
+        else event
         for event in facts.events
     ]
     for consumed, record in run_facts(zip(facts.ids, events, strict=True)):

@@ -15,7 +15,15 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_WORKER_KEYS = {"schema_version", "interval", "enable_checkpoint", "enable_detection", "checkpoint", "replay", "recovery"}
+_WORKER_KEYS = {
+    "schema_version",
+    "interval",
+    "enable_checkpoint",
+    "enable_detection",
+    "checkpoint",
+    "replay",
+    "recovery",
+}
 
 
 def read_policy(path: Path) -> RecoveryPolicy:

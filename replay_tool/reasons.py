@@ -1,4 +1,4 @@
-"""Reason codes as clauses: `because("not_certified")` completes "Not step 1243: ...". The codes are the engine's registry."""
+"""Reason codes, which the engine registers, as clauses: `because("not_certified")` completes "Not step 1243: ..."."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from lmr.replay_tool.sentences import count, listing, numbers, ranks
 
 CAUSES = {
     "start": "The first nodes to join, in join order, take the slots; the others stand by.",
-    "node_loss": "A node that left, was lost, came back as a new life or never started its workers cannot keep its slot.",
+    "node_loss": "A node that left, was lost, came back as a new life or never started its workers loses its slot.",
     "device_failure": "A device with a fatal fault does not heal in place, so its node must not be restarted.",
     "sdc": "A replay check or a comparison of replicas found state that is wrong without any error having been raised.",
     "desync": "Ranks issued different collectives, so the group can never complete the next one.",
@@ -142,6 +142,6 @@ def blamed(plan: Plan) -> str:
     }[plan.cause.confidence]
     if not plan.cause.nodes:
         return f"Nobody is blamed ({sure})."
-    who = f", {ranks(plan.cause.ranks)}" if plan.cause.ranks else ""
+    who = f" ({ranks(plan.cause.ranks)})" if plan.cause.ranks else ""
     verb = "is" if len(plan.cause.nodes) == 1 else "are"
     return f"{listing(plan.cause.nodes)}{who} {verb} blamed ({sure})."

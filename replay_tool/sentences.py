@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lmr.engine.events import Event
@@ -178,7 +178,7 @@ def _fields(d: Mapping[str, Any]) -> Plan:
     return Plan.model_validate(d["plan"])
 
 
-_TELLING = {
+_TELLING: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "run_opened": _opened,
     "run_reopened": lambda d: f"run {d['run_id']} started again",
     "policy_changed": lambda d: f"{d['by']} changed the policy: {d['why']}",
@@ -205,7 +205,9 @@ _TELLING = {
     "device_unhealthy": lambda d: f"device {d['device']} of {d['node']}: {d['severity']} {d['metric']}",
     "config_drifted": lambda d: f"{d['node']} differs from the others in {listing(d['keys'])}",
     "checkpoint_captured": lambda d: f"{d['node']} holds slot {d['slot']} of step {d['step']:,} in memory",
-    "checkpoint_replicated": lambda d: f"{d['holder']} holds a verified replica of slot {d['slot']}, step {d['step']:,}",
+    "checkpoint_replicated": lambda d: (
+        f"{d['holder']} holds a verified replica of slot {d['slot']}, step {d['step']:,}"
+    ),
     "checkpoint_flushed": lambda d: f"{d['holder']} has slot {d['slot']} of step {d['step']:,} on disk",
     "checkpoint_persisted": lambda d: f"durable checkpoint {d['checkpoint_id']} of step {d['step']:,} is complete",
     "checkpoint_dropped": lambda d: (

@@ -1,6 +1,7 @@
 """What a LOG may be: a SQLAlchemy URL, a SQLite file, a JSONL file of facts or full records, or a bundle.
 
-Whatever it is, the verbs see one thing: a `Log` whose `records()` can be read again and again, in order, in constant memory.
+Whatever it is, the verbs see one thing: a `Log` whose `records()` can be read again and again, in order, in constant
+memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from lmr.replay_tool.errors import NotInLog, Unreadable
 
 Kind = Literal["database", "records", "facts", "bundle"]
 _SQLITE_MAGIC = b"SQLite format 3\0"
+
+
+def _nothing(_after: int) -> Iterator[Record]:
+    return iter(())
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Log:
     length: int | None = None
     notes: tuple[str, ...] = ()
     address: str = field(repr=False, default="")
-    _read: Callable[[int], Iterator[Record]] = field(repr=False, default=lambda after: iter(()))
+    _read: Callable[[int], Iterator[Record]] = field(repr=False, default=_nothing)
 
     def records(self, after: int = 0) -> Iterator[Record]:
         """Records with a seq above `after`, in order.

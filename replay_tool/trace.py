@@ -1,7 +1,7 @@
 """A history as a trace for https://ui.perfetto.dev: tracks, slices, instants and one counter, in both of its formats.
 
-The protobuf is written by hand from Perfetto's published `perfetto_trace.proto` (numbers below), so that nothing need be
-installed; the JSON is its older trace-event format, for people who want to read it.
+The protobuf is written by hand from Perfetto's published `perfetto_trace.proto` (numbers below), so that nothing need
+be installed; the JSON is its older trace-event format, for people who want to read it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from lmr.replay_tool.history import History, Incident, Span
@@ -52,7 +53,7 @@ def marks_of(history: History) -> Iterator[Mark]:
     for incident in history.incidents:
         yield from _incident(incident)
     for node in history.nodes.values():
-        yield from (_span(index[node.name], span) for span in node.spans)
+        yield from (_span(index[node.name], span, history.end_ms) for span in node.spans)
     for fact in history.facts:
         about = {"seq": str(fact.seq), "what": fact.text, "source": fact.source}
         for track in [index[name] for name in fact.nodes if name in index] or [RUN_TRACK]:
@@ -61,9 +62,10 @@ def marks_of(history: History) -> Iterator[Mark]:
         yield Mark(STEP_TRACK, "counter", "step", at_ms, value=step)
 
 
-def _span(track: int, span: Span) -> Mark:
+def _span(track: int, span: Span, end_ms: int) -> Mark:
     name = f"g{span.generation} slot {span.slot}" if span.role == "active" else span.role
-    return Mark(track, "slice", name, span.from_ms, span.to_ms if span.to_ms is not None else span.from_ms, about={"role": span.role})
+    to_ms = span.to_ms if span.to_ms is not None else end_ms
+    return Mark(track, "slice", name, span.from_ms, to_ms, about={"role": span.role})
 
 
 def _incident(incident: Incident) -> Iterator[Mark]:
@@ -79,7 +81,7 @@ def _incident(incident: Incident) -> Iterator[Mark]:
         "plans": ", ".join(item.plan.plan_id[:12] for item in incident.plans),
     }
     yield Mark(RUN_TRACK, "slice", f"incident {incident.number}: {incident.cause}", first, last, about=about)
-    for (before, start), (name, end) in zip(known, known[1:], strict=False):
+    for (before, start), (name, end) in pairwise(known):
         if end >= start:
             yield Mark(RUN_TRACK, "slice", f"{before} to {name}", start, end)
 
@@ -138,7 +140,9 @@ def as_protobuf(history: History) -> Iterator[bytes]:
 def _events(marks: Iterable[Mark]) -> Iterator[tuple[int, int, int, bytes]]:
     for mark in marks:
         on = _number(_TRACK_UUID, mark.track)
-        about = b"".join(_block(_ANNOTATION, _text(_KEY, key) + _text(_STRING, value)) for key, value in mark.about.items())
+        about = b"".join(
+            _block(_ANNOTATION, _text(_KEY, key) + _text(_STRING, value)) for key, value in mark.about.items()
+        )
         named = on + _text(_EVENT_NAME, mark.name) + about
         match mark.kind:
             case "slice" if mark.to_ms > mark.at_ms:

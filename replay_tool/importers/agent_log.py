@@ -1,4 +1,4 @@
-"""torchrun's own log: the failure report it prints when it gives up, with time, host, rank and exit code of each worker."""
+"""torchrun's own log: the failure report it prints when it gives up: time, host, rank and exit code of each worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PREFIX = re.compile(r"^(?:\d+\.\d+s\s+\d+\s+|\[[\w.-]+\]:?\s+)?")
 _RULE = re.compile(r"^[=-]{20,}$")
 
 
-def recognizes(path: Path, head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """True when torchrun's report is in the file's beginning or end."""
     return b"(first observed failure)" in head
 

@@ -36,7 +36,7 @@ class _Wait:
     ranks: set[int] = field(default_factory=set)
 
 
-def recognizes(path: Path, head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """True for text with a watchdog timeout or a lost peer."""
     marks = (b"Watchdog caught collective operation timeout", b"gloo/transport", b"NCCL error in", b"ncclRemoteError")
     return any(mark in head for mark in marks)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Literal
 
 from lmr.engine.events import ExitError
 
+Kind = Literal["signal", "exception", "out_of_memory", "collective", "nonfinite", "unknown"]
 _COLLECTIVE = (
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited",
     "NCCL error", "ncclRemoteError", "ncclSystemError", "ncclInternalError", "NCCL communicator was aborted",
@@ -15,6 +17,7 @@ _COLLECTIVE = (
 )  # fmt: skip
 _MEMORY = ("out of memory", "OutOfMemoryError", "oom-kill", "MemoryError")
 _NOT_FINITE = ("is not finite", "nan loss", "loss is nan", "found inf", "non-finite", "NaN or Inf")
+_MARKS: dict[Kind, tuple[str, ...]] = {"out_of_memory": _MEMORY, "collective": _COLLECTIVE, "nonfinite": _NOT_FINITE}
 _VOLATILE = re.compile(r"0x[0-9a-f]+|\d+|/[^\s'\"]+")
 _TYPE = re.compile(r"^(?:[\w.]+\.)?([A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning))\b")
 
@@ -30,9 +33,9 @@ def error_of(text: str, signal: int | None) -> ExitError | None:
     return ExitError(kind=kind, type=name, fingerprint=_fingerprint(kind, last, signal))
 
 
-def _kind(text: str, signal: int | None) -> str:  # type: ignore[return]
+def _kind(text: str, signal: int | None) -> Kind:
     lowered = text.lower()
-    for kind, marks in (("out_of_memory", _MEMORY), ("collective", _COLLECTIVE), ("nonfinite", _NOT_FINITE)):
+    for kind, marks in _MARKS.items():
         if any(mark.lower() in lowered for mark in marks):
             return kind
     if signal is not None:

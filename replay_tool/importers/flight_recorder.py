@@ -1,8 +1,8 @@
 """PyTorch flight-recorder dumps (pickle or JSON, one a rank): who issued which collective last.
 
 A rank whose last enqueued collective of a group is behind the others' never came to it: it is the laggard. Ranks whose
-collective at one seq differs from the majority's are out of step. Pickles are read without running anything: a dump that
-wants a class is refused.
+collective at one seq differs from the majority's are out of step. Pickles are read without running anything: a dump
+that wants a class is refused.
 """
 
 from __future__ import annotations
@@ -39,18 +39,11 @@ class _DataOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"wants {module}.{name}: a flight record holds plain data only")
 
 
-def recognizes(path: Path, head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """True for a pickled or JSON record with entries."""
     if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
         return b"pg_config" in head or b"entries" in head or b"version" in head
     return head.lstrip().startswith(b"{") and (b'"pg_config"' in head or b'"pg_status"' in head or b'"entries"' in head)
-
-
-def read(path: Path, job: Job) -> Gleaned:
-    """One dump alone blames nobody; `together` compares them."""
-    gleaned = Gleaned()
-    gleaned.notes.append(f"{path}: record of rank {load(path).rank}")
-    return gleaned
 
 
 def load(path: Path) -> Dump:
@@ -93,7 +86,7 @@ def _dump(rank: int, found: dict[str, Any]) -> Dump:
     return Dump(rank, last, issued, waiting, newest_ns // 1_000_000 or None)
 
 
-def together(paths: list[Path], job: Job) -> Gleaned:
+def together(paths: list[Path], _job: Job) -> Gleaned:
     """What the dumps of several ranks say about each other."""
     gleaned = Gleaned()
     dumps = sorted((load(path) for path in paths), key=lambda dump: dump.rank)

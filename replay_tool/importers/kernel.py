@@ -10,7 +10,9 @@ from lmr.replay_tool.importers.sighting import Gleaned, Job, Sighting
 from lmr.replay_tool.importers.stamps import stamp_ms
 
 _XID = re.compile(r"NVRM: Xid \(PCI:(?P<bus>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")
-_MCE = re.compile(r"\[Hardware Error\]: CPU[: ](?P<cpu>\d+)[: ].*?(?P<status>MC\d+_STATUS\[[^\]]*\]|Bank \d+: [0-9a-f]{8,16})")
+_MCE = re.compile(
+    r"\[Hardware Error\]: CPU[: ](?P<cpu>\d+)[: ].*?(?P<status>MC\d+_STATUS\[[^\]]*\]|Bank \d+: [0-9a-f]{8,16})"
+)
 _EDAC = re.compile(r"EDAC (?P<mc>MC\d+): (?P<count>\d+) (?P<kind>[UC]E) ")
 _HOST = re.compile(r"^(?:<\d+>)?(?:\S+ +\d{1,2} [\d:]+|\d{4}-\S+) (?P<host>[A-Za-z0-9][\w.-]*) kernel:")
 
@@ -20,7 +22,7 @@ APPLICATION_XIDS = {13, 31, 43, 45, 68, 69}
 """Codes that the program itself causes: no word about the device."""
 
 
-def recognizes(path: Path, head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """True for text with an Xid, a machine check or an EDAC error."""
     return b"NVRM: Xid" in head or b"[Hardware Error]" in head or re.search(rb"EDAC MC\d+: \d+ [UC]E", head) is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,9 @@ from lmr.replay_tool.importers.sighting import Gleaned, Job, Sighting
 from lmr.replay_tool.importers.stamps import stamp_ms
 
 
-def recognizes(path: Path, head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """True for a cycle info document."""
     return b'"cycle_number"' in head and b'"active_nodes"' in head
-
-
-def read(path: Path, job: Job) -> Gleaned:
-    """One cycle alone tells the placement; `together` compares cycles."""
-    return together([path], job)
 
 
 def together(paths: list[Path], job: Job) -> Gleaned:
@@ -30,7 +26,7 @@ def together(paths: list[Path], job: Job) -> Gleaned:
     first = cycles[0]
     gleaned.nodes = hosts(first["active_nodes"])
     gleaned.standby = hosts(first.get("standby_nodes") or "")
-    for before, after in zip(cycles, cycles[1:], strict=False):
+    for before, after in pairwise(cycles):
         here = {*hosts(after["active_nodes"]), *hosts(after.get("standby_nodes") or "")}
         gone = [name for name in hosts(before["active_nodes"]) if name not in here]
         ended = stamp_ms(before.get("cycle_end_time") or after["cycle_start_time"], job.year)
@@ -40,13 +36,20 @@ def together(paths: list[Path], job: Job) -> Gleaned:
             gleaned.sightings.append(Sighting(data, ended, name, where))
         if not gone:
             number = before["cycle_number"]
-            gleaned.notes.append(f"cycle {number} ended with all its nodes; its log says why: {before.get('cycle_log_file')}")
+            gleaned.notes.append(
+                f"cycle {number} ended with all its nodes; its log says why: {before.get('cycle_log_file')}"
+            )
     return gleaned
 
 
 def _load(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
-        return {**found, "attempt_index": int(found["attempt_index"]), "cycle_number": int(found["cycle_number"]), "path": path}
+        return {
+            **found,
+            "attempt_index": int(found["attempt_index"]),
+            "cycle_number": int(found["cycle_number"]),
+            "path": path,
+        }
     except (ValueError, KeyError, TypeError) as error:
         raise Unreadable(str(path), f"no cycle info: {error}") from error

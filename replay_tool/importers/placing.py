@@ -1,7 +1,7 @@
 """From sightings to the facts of a job: who has which slot, what came when, and the opening that artefacts leave out.
 
-The opening (run, nodes, their start) is made up from what is known about the job; every note says so. What follows is what
-the artefacts say, in the order of their times.
+The opening (run, nodes, their start) is made up from what is known about the job; every note says so. What follows is
+what the artefacts say, in the order of their times.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def place(
     found = list(gleaned)
     placed = Placed(run_id, notes=[note for item in found for note in item.notes])
     placed.nodes = nodes or _nodes(found)
-    placed.standby = [name for name in standby or [n for item in found for n in item.standby] if name not in placed.nodes]
+    placed.standby = [
+        name for name in standby or [n for item in found for n in item.standby] if name not in placed.nodes
+    ]
     placed.local_world_size = local_world_size or _local_world_size(found, placed)
     sightings = [item for one in found for item in one.sightings]
     if not placed.nodes:
@@ -74,7 +76,9 @@ def place(
         if event is not None:
             placed.events.append(event)
             placed.sightings += 1
-    placed.notes.insert(0, f"the opening (run, {len(placed.nodes)} nodes, their start) is made up: artefacts do not tell it")
+    placed.notes.insert(
+        0, f"the opening (run, {len(placed.nodes)} nodes, their start) is made up: artefacts do not tell it"
+    )
     return placed
 
 
@@ -128,8 +132,8 @@ def _opening(placed: Placed, at_ms: int, durable_step: int | None) -> list[Event
     for name in everyone:
         joined = NodeJoined(node=name, incarnation=name, address=name, failure_domain=None, fingerprint=None)
         events.append(Event.of(joined, at_ms=at_ms, source=name))
-    for name in placed.nodes:
-        events.append(Event.of(GenerationStarted(generation=0, node=name), at_ms=at_ms + 1_000, source=name))
+    starts = [GenerationStarted(generation=0, node=name) for name in placed.nodes]
+    events += [Event.of(start, at_ms=at_ms + 1_000, source=start.node) for start in starts]
     if durable_step is not None:
         saved = CheckpointPersisted(generation=0, step=durable_step, checkpoint_id=f"step-{durable_step}")
         events.append(Event.of(saved, at_ms=at_ms + 2_000, source=placed.nodes[0]))

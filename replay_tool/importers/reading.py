@@ -59,7 +59,7 @@ def _reader(name: str) -> ModuleType:
 def _kind_of(path: Path) -> str:
     head = _ends(path)
     for name in KINDS:
-        if _reader(name).recognizes(path, head):
+        if _reader(name).recognizes(head):
             return name
     raise Unreadable(str(path), f"no artefact this tool knows ({', '.join(KINDS)})")
 

@@ -1,4 +1,7 @@
-"""Slurm accounting (`sacct --parsable2` with JobID, State, ExitCode, NodeList and End): nodes that failed, steps that died."""
+"""Slurm accounting: nodes that failed and steps that died.
+
+Read from `sacct --parsable2` with at least JobID, State, ExitCode, NodeList and End; FailedNode tells which node.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _NEEDED = ("JobID", "State", "ExitCode", "NodeList", "End")
 _STEP = re.compile(r"^\d+(?:_\d+)?\.(?:\d+|batch|extern)$")
 
 
-def recognizes(path: Path, head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """True for parsable output with a header."""
     first = head.split(b"\n", 1)[0]
     return b"|" in first and b"JobID" in first and b"State" in first
@@ -28,7 +31,9 @@ def read(path: Path, job: Job) -> Gleaned:
     header = rows[0]
     missing = [name for name in _NEEDED if name not in header]
     if missing:
-        raise Unreadable(str(path), f"no column {missing[0]}; run sacct --parsable2 --format={','.join(_NEEDED)},FailedNode")
+        raise Unreadable(
+            str(path), f"no column {missing[0]}; run sacct --parsable2 --format={','.join(_NEEDED)},FailedNode"
+        )
     for number, row in enumerate(rows[1:], start=2):
         fields = dict(zip(header, row, strict=False))
         _one(fields, gleaned, job, f"{path}:{number}")

@@ -8,7 +8,8 @@ from datetime import datetime, timezone
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T_ ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
 _GLOG = re.compile(r"\b[IWEFCDV](\d\d)(\d\d) (\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?")
 _SYSLOG = re.compile(r"^(?:<\d+>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d:\d\d:\d\d)")
-_MONTHS = {name: number for number, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), start=1)}
+_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTHS = {name: number for number, name in enumerate(_NAMES, start=1)}
 
 
 def stamp_ms(line: str, year: int) -> int | None:
@@ -28,7 +29,9 @@ def _iso(line: str) -> int | None:
         return None
     day, clock, fraction, zone = match.groups()
     offset = (zone or "+00:00").replace("Z", "+00:00")
-    return _ms(datetime.fromisoformat(f"{day}T{clock}{offset if ':' in offset else offset[:3] + ':' + offset[3:]}"), fraction)
+    return _ms(
+        datetime.fromisoformat(f"{day}T{clock}{offset if ':' in offset else offset[:3] + ':' + offset[3:]}"), fraction
+    )
 
 
 def _glog(line: str, year: int) -> int | None:

@@ -19,7 +19,7 @@ _SIGNAL = re.compile(r"Signal (\d+) \(\w+\) received by PID")
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)")
 
 
-def recognizes(path: Path, head: bytes) -> bool:
+def recognizes(head: bytes) -> bool:
     """True for `{"message": {"message": ..., "extraInfo": ...}}` or `{"message": "Signal ..."}`."""
     text = head.lstrip()
     return text.startswith(b'{"message"') or (text.startswith(b"{") and b'"extraInfo"' in text and b'"message"' in text)

@@ -1,1 +1,4 @@
-"""The report: one HTML file that needs nothing else. `content` gathers, `page` writes, `style.css` and `lanes.js` go inside."""
+"""The report: one HTML file that needs nothing else.
+
+`content` gathers, `page` fills `page.html`, and `style.css` and `lanes.js` go inside.
+"""

@@ -48,9 +48,11 @@ def _data(history: History, explanations: tuple[Explanation, ...]) -> dict[str, 
     types = sorted({fact.type for fact in history.facts})
     type_index = {name: index for index, name in enumerate(types)}
     lost, points = _lost(history), _thinned(history.progress)
+    # Some room behind the last record, so that what it began can be seen.
+    margin = max(1, (history.end_ms - history.start_ms) // 25) if history.outcome is None else 0
     return {
         "start": history.start_ms,
-        "end": history.end_ms,
+        "end": history.end_ms + margin,
         "nodes": [
             [node.name, [[s.role, s.from_ms, s.to_ms, s.generation, s.slot] for s in node.spans]]
             for node in history.nodes.values()
@@ -59,7 +61,8 @@ def _data(history: History, explanations: tuple[Explanation, ...]) -> dict[str, 
         "types": types,
         "failures": [type_index[name] for name in types if name in FAILURES],
         "facts": [
-            [f.seq, f.at_ms, type_index[f.type], f.text, [names[n] for n in f.nodes if n in names]] for f in history.facts
+            [f.seq, f.at_ms, type_index[f.type], f.text, [names[n] for n in f.nodes if n in names]]
+            for f in history.facts
         ],
         "plans": [
             {"id": item.plan_id, "at": item.at_ms, "action": item.plan.action, "headline": item.headline}
@@ -92,4 +95,5 @@ def _thinned(points: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 def _progress_text(history: History) -> str:
     last = history.progress[-1][2] if history.progress else 0
     lost = sum(item["high"] - item["low"] for item in _lost(history))
-    return f"Training step over time: reaches step {last}, {count(lost, 'step')} lost in {count(len(history.incidents), 'incident')}"
+    incidents = count(len(history.incidents), "incident")
+    return f"Training step over time: reaches step {last}, {count(lost, 'step')} lost in {incidents}"

@@ -62,13 +62,14 @@
       const y = TOP + row * high;
       lane.members.forEach((index) => rowOf.set(index, row));
       if (high > 12) make("text", { x: 8, y: y + 14 }, svg, lane.name.length > 26 ? `${lane.name.slice(0, 25)}…` : lane.name);
-      for (const [role, start, end, generation, slot] of lane.spans) {
+      for (const [role, start, until, generation, slot] of lane.spans) {
+        const end = until === null ? data.end : until;
         if (end < from || start > to) continue;
         const left = x(clamp(start)), width = Math.max(1, x(clamp(end)) - left);
         const kind = role === "active" ? (generation % 2 ? "active-b" : "active-a") : role;
         const box = make("rect", { x: left, y: y + 1, width, height: high - 2, class: kind }, svg);
         const label = role === "active" ? `generation ${generation}, slot ${slot}` : role;
-        make("title", {}, box, `${lane.name}: ${label}, ${since(start)} to ${since(end)}`);
+        make("title", {}, box, `${lane.name}: ${label}, ${since(start)} to ${until === null ? "the end" : since(end)}`);
         if (role === "quarantined") make("rect", { x: left, y: y + 1, width, height: high - 2, fill: "url(#hatch)" }, svg);
         const text = role === "active" ? `g${generation}${lane.members.length === 1 ? ` s${slot}` : ""}` : role;
         if (high > 12 && width > 7 * text.length) make("text", { x: left + 4, y: y + 15 }, svg, text);

@@ -1,4 +1,7 @@
-"""The page: static prose that reads without scripts, and a data block from which `lanes.js` draws."""
+"""The page: static prose that reads without scripts, and a data block from which `lanes.js` draws.
+
+It may run what is in it and load nothing (its content security policy says so): a report can be opened from mail.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 
 from lmr import __version__
 from lmr.replay_tool.errors import Usage
@@ -16,9 +20,6 @@ from lmr.replay_tool.sentences import count, duration, listing
 from lmr.replay_tool.source import Log
 from lmr.replay_tool.verbs.explain import Explanation
 from lmr.replay_tool.verbs.timeline import IncidentLine
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""The page may run what is in it and load nothing: a report can be opened from mail."""
 
 
 @dataclass(frozen=True)
@@ -65,63 +66,24 @@ def render(content: Content) -> str:
     """The whole page."""
     history = content.history
     folder = files("lmr.replay_tool.report")
-    style, script = (folder.joinpath(name).read_text("utf-8") for name in ("style.css", "lanes.js"))
-    title = f"Run {history.run_id}"
-    # `</script>` inside a string would end the data block: no `<` is written as itself.
-    block = json.dumps(content.data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    page, style, script = (folder.joinpath(name).read_text("utf-8") for name in ("page.html", "style.css", "lanes.js"))
     ending = f"closed, {history.outcome}: {history.outcome_reason}" if history.outcome else "not closed"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="generator" content="lmr-replay {__version__}">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<a class="skip" href="#incidents">Skip the drawing</a>
-<header>
-<h1>{escape(title)}</h1>
-<span class="quiet">{utc(history.start_ms)} to {utc(history.end_ms)} · {escape(ending)}</span>
-<label class="bar quiet">theme <select id="theme"><option value="">system</option><option>light</option><option>dark</option></select></label>
-</header>
-<main>
-{_notes(content)}
-{_figures(content)}
-<h2>Nodes over time</h2>
-<div class="bar">
-<button id="in" title="Zoom in (+)">+</button> <button id="out" title="Zoom out (-)">−</button>
-<button id="back" title="Earlier ([)">←</button> <button id="forth" title="Later (])">→</button>
-<button id="whole" title="Whole run (0)">whole run</button>
-<label><input type="checkbox" id="every"> one lane a node</label>
-<span class="quiet" id="range"></span>
-</div>
-{_legend()}
-<div id="lanes" tabindex="0" aria-label="Swim lanes of nodes"></div>
-<h2>Progress</h2>
-<div id="progress"></div>
-<h2 id="incidents">Incidents</h2>
-{_incidents(content)}
-<h2>Plans</h2>
-<p class="quiet">Keys: n and p for the next and previous plan, + − 0 to zoom, [ ] to move, / to search events.</p>
-{''.join(_article(item) for item in content.explanations) or '<p>No plan was committed.</p>'}
-<h2>Events</h2>
-<div class="bar"><label>search <input id="filter" type="search" placeholder="node, type, seq or word"></label>
-<span class="quiet" id="count"></span> <button id="more">show more</button></div>
-<div id="events" tabindex="0" aria-label="Events"><table><thead><tr><th class="number">seq</th><th class="number">time</th><th>type</th><th>what</th></tr></thead>
-<tbody id="rows"></tbody></table></div>
-<p class="quiet">Made by lmr-replay {__version__} from {escape(content.where)}. Checkpoint facts and clean checks are counted, not listed.</p>
-</main>
-<noscript><p>The drawing and the event list need scripts; incidents and plans are told above without them.</p></noscript>
-<script type="application/json" id="data">{block}</script>
-<script>
-{script}</script>
-</body>
-</html>
-"""
+    # `</script>` inside a string would end the data block: no `<` is written as itself.
+    data = json.dumps(content.data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return Template(page).substitute(
+        version=__version__,
+        title=escape(f"Run {history.run_id}"),
+        style=style,
+        span=escape(f"{utc(history.start_ms)} to {utc(history.end_ms)} · {ending}"),
+        notes=_notes(content),
+        figures=_figures(content),
+        legend=_legend(),
+        incidents=_incidents(content),
+        plans="".join(_article(item) for item in content.explanations) or "<p>No plan was committed.</p>",
+        where=escape(content.where),
+        data=data,
+        script=script,
+    )
 
 
 def _notes(content: Content) -> str:
@@ -157,7 +119,8 @@ def _legend() -> str:
         ("quarantined", "quarantined (hatched)"), ("cordoned", "cordoned"),
     )  # fmt: skip
     items = "".join(f'<span><i style="background: var(--{name})"></i>{text}</span>' for name, text in kinds)
-    return f'<div class="legend">{items}<span>● failure seen on the node</span><span>│ plan, dashed: hold or halt</span></div>'
+    marks = '<span><span class="dot">●</span> failure seen on the node</span><span>│ plan, dashed: hold or halt</span>'
+    return f'<div class="legend">{items}{marks}</div>'
 
 
 def _incidents(content: Content) -> str:
@@ -165,11 +128,9 @@ def _incidents(content: Content) -> str:
         return "<p>No incident.</p>"
     start = content.history.start_ms
     rows = "".join(_incident_row(item, start) for item in content.incidents)
-    return (
-        "<table><thead><tr><th>incident</th><th class='number'>detected</th><th>cause</th><th>blamed</th><th>plans</th>"
-        "<th class='number'>to decision</th><th class='number'>to first step</th><th class='number'>steps lost</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table>"
-    )
+    heads = ("incident", "#detected", "cause", "blamed", "plans", "#to decision", "#to first step", "#steps lost")
+    cells = [f'<th class="number">{head[1:]}</th>' if head.startswith("#") else f"<th>{head}</th>" for head in heads]
+    return f"<table><thead><tr>{''.join(cells)}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _incident_row(item: IncidentLine, start_ms: int) -> str:
@@ -192,7 +153,10 @@ def _incident_row(item: IncidentLine, start_ms: int) -> str:
 
 def _article(item: Explanation) -> str:
     facts = [f"seq {f.seq} at {since(item.start_ms, f.at_ms)}, from {f.source}: {f.text}." for f in item.facts]
-    state = [item.state, *([f"Read: {'; '.join(item.sources)}."] if item.sources and item.plan.action != "start" else [])]
+    state = [
+        item.state,
+        *([f"Read: {'; '.join(item.sources)}."] if item.sources and item.plan.action != "start" else []),
+    ]
     rejected = [f"Not {r.option}: {r.text}{_seqs(r.evidence)}." for r in item.rejected]
     why = [item.blamed, item.rule, *([item.economics] if item.economics else [])]
     parts = "".join((
@@ -202,11 +166,14 @@ def _article(item: Explanation) -> str:
         _section("State", state),
         _section("What was not done", rejected, bullets=True),
     ))  # fmt: skip
+    title = escape(item.headline[0].upper() + item.headline[1:])
+    place = (
+        f"{since(item.start_ms, item.at_ms)} ({utc(item.at_ms)}), seq {item.seq}, plan {item.plan_id[:12]}, "
+        f"decided through seq {item.decided_through}, policy {item.policy_digest[:12]}, engine {item.engine}"
+    )
     return (
-        f'<article id="plan-{item.plan_id}" tabindex="-1"><h3>{escape(item.headline[0].upper() + item.headline[1:])}</h3>'
-        f'<p class="quiet">{since(item.start_ms, item.at_ms)} ({utc(item.at_ms)}), seq {item.seq}, plan {item.plan_id[:12]}, '
-        f"decided through seq {item.decided_through}, policy {item.policy_digest[:12]}, engine {escape(item.engine)}</p>"
-        f"{parts}</article>"
+        f'<article id="plan-{item.plan_id}" tabindex="-1"><h3>{title}</h3>'
+        f'<p class="quiet">{escape(place)}</p>{parts}</article>'
     )
 
 

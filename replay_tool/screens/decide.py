@@ -19,7 +19,11 @@ def show(found: Decided, console: Console, *, into: str | None) -> None:
     start_ms = found.records[0].recorded_at_ms if found.records else 0
     for decision in found.decisions:
         _one(decision, start_ms, console)
-    console.print(Text(f"run {found.run_id}: {count(found.facts, 'fact')}, {count(len(found.decisions), 'decision')}", style="bold"))
+    console.print(
+        Text(
+            f"run {found.run_id}: {count(found.facts, 'fact')}, {count(len(found.decisions), 'decision')}", style="bold"
+        )
+    )
     if into:
         console.print(Text(f"written to {into}: lmr-replay explain {into} last"))
 
@@ -32,4 +36,5 @@ def _one(decision: Decision, start_ms: int, console: Console) -> None:
         plan = record.event.data.plan
         console.print(Text(f"  {blamed(plan)}"))
         if plan.action in ("restart", "replace"):
-            console.print(Text(f"  {listing(f'{item.slot}:{item.node}' for item in plan.assignments)}; standby: {listing(plan.standby)}"))
+            slots = listing(f"{item.slot}:{item.node}" for item in plan.assignments)
+            console.print(Text(f"  {slots}; standby: {listing(plan.standby)}"))

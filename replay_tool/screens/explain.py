@@ -18,19 +18,22 @@ def show(found: Explanation, console: Console) -> None:
     console.print(Text(f"Plan {found.plan_id[:12]} of run {found.run_id}: {found.headline}.", style="bold"))
     console.print(Text(f"Committed at {since(found.start_ms, found.at_ms)} ({utc(found.at_ms)}) as seq {found.seq}."))
     _section(console, "Why", [found.blamed, found.rule, *([found.economics] if found.economics else [])])
-    facts = [f"seq {item.seq} at {since(found.start_ms, item.at_ms)}, from {item.source}: {item.text}." for item in found.facts]
+    facts = [
+        f"seq {item.seq} at {since(found.start_ms, item.at_ms)}, from {item.source}: {item.text}."
+        for item in found.facts
+    ]
     _section(console, "Facts it rests on", facts or ["None: this plan follows from the nodes that joined."])
     _section(console, "Who runs now", found.placement)
     state = [found.state]
     if found.sources and found.plan.action != "start":
         state.append(f"Read: {'; '.join(found.sources)}.")
     _section(console, "State", state)
-    rejected = [
-        f"Not {item.option}: {item.text}{_seqs(item.evidence)}." for item in found.rejected
-    ]
+    rejected = [f"Not {item.option}: {item.text}{_seqs(item.evidence)}." for item in found.rejected]
     _section(console, "What was not done", rejected or ["No alternative was weighed."])
     console.print()
-    text = f"Decided through seq {found.decided_through} under policy {found.policy_digest[:12]} by engine {found.engine}."
+    text = (
+        f"Decided through seq {found.decided_through} under policy {found.policy_digest[:12]} by engine {found.engine}."
+    )
     console.print(Text(text, style="dim"))
 
 

@@ -35,7 +35,13 @@ def _training(found: StateAt) -> str:
         return f"the run is closed: {found.closed}"
     if found.generation < 0:
         return "no generation yet"
-    doing = "holds" if found.hold_since_ms is not None else "trains" if found.resumed or found.generation == 0 else "is being restored"
+    doing = (
+        "holds"
+        if found.hold_since_ms is not None
+        else "trains"
+        if found.resumed or found.generation == 0
+        else "is being restored"
+    )
     highest = f", highest step named {found.highest_step:,}" if found.highest_step is not None else ""
     used = count(found.recoveries, "recovery", "recoveries")
     return f"generation {found.generation} {doing}, began with step {found.generation_step or 0:,}{highest}; {used}"
@@ -46,7 +52,13 @@ def _nodes(found: StateAt, console: Console) -> None:
     for node in found.nodes[:_MOST]:
         slot = "" if node.slot is None else str(node.slot)
         table.add_row(
-            node.node, node.role, slot, node.incarnation or "", node.failure_domain or "", str(node.blamed), node.why or ""
+            node.node,
+            node.role,
+            slot,
+            node.incarnation or "",
+            node.failure_domain or "",
+            str(node.blamed),
+            node.why or "",
         )
     console.print()
     console.print(table)

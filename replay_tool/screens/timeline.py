@@ -10,7 +10,13 @@ from lmr.replay_tool.moment import since, utc
 from lmr.replay_tool.sentences import count, duration, listing, ranks
 from lmr.replay_tool.verbs.timeline import IncidentLine, Timeline
 
-_STYLE = {"plan_committed": "bold", "run_closed": "bold", "deadline_passed": "dim", "node_lost": "red", "node_left": "red"}
+_STYLE = {
+    "plan_committed": "bold",
+    "run_closed": "bold",
+    "deadline_passed": "dim",
+    "node_lost": "red",
+    "node_left": "red",
+}
 
 
 def show(found: Timeline, console: Console, *, every_node: bool = False) -> None:
@@ -34,14 +40,20 @@ def _incident(item: IncidentLine, start_ms: int, console: Console) -> None:
     blamed = listing(item.nodes) if item.nodes else "nobody"
     who = f" ({ranks(item.ranks)})" if item.ranks else ""
     console.print()
-    console.print(Text(f"incident {item.incident}: {item.cause}, {item.confidence}; blamed: {blamed}{who}", style="bold"))
+    console.print(
+        Text(f"incident {item.incident}: {item.cause}, {item.confidence}; blamed: {blamed}{who}", style="bold")
+    )
     for plan in item.plans:
-        console.print(Text(f"  plan {plan.plan_id[:8]} at {since(start_ms, plan.at_ms)}, seq {plan.seq}: {plan.headline}"))
-    phases = [f"{name} {duration(ms)}" for name, ms in item.lengths_ms.items() if name != "total"]
-    total = f" · {duration(item.lengths_ms['total'])} from detected to resumed" if "total" in item.lengths_ms else ""
+        console.print(
+            Text(f"  plan {plan.plan_id[:8]} at {since(start_ms, plan.at_ms)}, seq {plan.seq}: {plan.headline}")
+        )
+    phases = [f"{name.replace('_', ' ')} +{duration(ms)}" for name, ms in item.lengths_ms.items() if name != "total"]
+    total = f" · {duration(item.lengths_ms['total'])} in all" if "total" in item.lengths_ms else ""
     if phases:
-        console.print(Text(f"  {' → '.join(phases)}{total}"))
-    console.print(Text(f"  {count(item.lost_steps, 'step')} lost, {count(item.standbys_used, 'standby', 'standbys')} used"))
+        console.print(Text(f"  detected → {' → '.join(phases)}{total}"))
+    console.print(
+        Text(f"  {count(item.lost_steps, 'step')} lost, {count(item.standbys_used, 'standby', 'standbys')} used")
+    )
     for fact in item.evidence:
         console.print(Text(f"  {since(start_ms, fact.at_ms):>12}  seq {fact.seq}: {fact.text}", style="dim"))
 
@@ -75,7 +87,9 @@ def _nodes(found: Timeline, console: Console, every_node: bool) -> None:
     console.print()
     console.print(table)
     if len(shown) < len(found.nodes):
-        console.print(Text(f"{len(found.nodes) - len(shown)} other nodes were never blamed (--all-nodes lists them)", style="dim"))
+        console.print(
+            Text(f"{len(found.nodes) - len(shown)} other nodes were never blamed (--all-nodes lists them)", style="dim")
+        )
 
 
 def _facts(found: Timeline, console: Console) -> None:

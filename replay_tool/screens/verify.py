@@ -29,14 +29,20 @@ def show(found: Verification, console: Console) -> None:
     for name, number in found.unknown_types.items():
         console.print(Text(f"note: {count(number, 'event')} of the unknown type {name!r} kept", style="yellow"))
     if found.same_under_other_engine:
-        text = f"note: {count(found.same_under_other_engine, 'plan')} of another engine version agree with {found.engine}"
+        text = (
+            f"note: {count(found.same_under_other_engine, 'plan')} of another engine version agree with {found.engine}"
+        )
         console.print(Text(text, style="yellow"))
     for item in found.still_due:
         console.print(Text(f"still due: {item}", style="yellow"))
     anchors = f", {count(found.anchors_checked, 'anchor')}" if found.anchors_checked else ""
-    done = f"{count(found.records, 'record')}, {count(found.decisions, 'decision')}, {count(found.deadlines, 'deadline')}"
+    done = (
+        f"{count(found.records, 'record')}, {count(found.decisions, 'decision')}, {count(found.deadlines, 'deadline')}"
+    )
     verdict = "verified" if found.ok else "NOT verified"
-    console.print(Text(f"run {found.run_id}: {done}{anchors}: {verdict}", style="bold green" if found.ok else "bold red"))
+    console.print(
+        Text(f"run {found.run_id}: {done}{anchors}: {verdict}", style="bold green" if found.ok else "bold red")
+    )
     console.print(Text(f"head {found.head_hash}", style="dim"))
 
 

@@ -22,8 +22,11 @@ def show(found: WhatIfs, console: Console) -> None:
         table.add_row(*_row(item))
     console.print(table)
     console.print()
-    sums = f"{found.lost_steps_delta:+,} steps lost, {found.standbys_delta:+} standbys, {_signed(found.recovery_ms_delta)} of recovery"
-    console.print(Text(f"{found.changed} of {count(len(found.logs), 'log')} change: {sums} at the first changes", style="bold"))
+    recovery = f"{_signed(found.recovery_ms_delta)} of recovery"
+    sums = f"{found.lost_steps_delta:+,} steps lost, {found.standbys_delta:+} standbys, {recovery}"
+    console.print(
+        Text(f"{found.changed} of {count(len(found.logs), 'log')} change: {sums} at the first changes", style="bold")
+    )
     if found.unreadable:
         console.print(Text(f"{count(found.unreadable, 'log')} could not be read", style="yellow"))
     console.print(Text("Behind its first change nothing is known of a log: the rest of it would not have happened so."))
@@ -59,7 +62,9 @@ def _one(item: WhatIf, console: Console) -> None:
         console.print(Text(f"  without seq {', '.join(str(seq) for seq in item.without)}"))
     console.print(Text(f"{count(item.same, 'decision')} the same in every word"))
     if item.told_differently:
-        console.print(Text(f"{count(item.told_differently, 'decision')} with the same effect, told or timed differently"))
+        console.print(
+            Text(f"{count(item.told_differently, 'decision')} with the same effect, told or timed differently")
+        )
     if item.change is None:
         console.print(Text("Nothing changes.", style="bold green"))
         return
@@ -75,8 +80,11 @@ def _change(item: WhatIf, change: Change, console: Console) -> None:
     if change.instead is None and change.waits_for:
         instead += f" yet; the engine would wait for {change.waits_for}"
     console.print(Text(f"  instead   {instead}"))
+    if change.apart:
+        console.print(Text(f"            {change.apart}"))
     console.print()
-    console.print(Text(f"Unknown from here (seq {item.unknown_from_seq}): {count(item.not_judged, 'later decision')} not judged.", style="bold"))
+    later = f": {count(item.not_judged, 'later decision')} not judged" if item.not_judged else ""
+    console.print(Text(f"Unknown from here (seq {item.unknown_from_seq}){later}.", style="bold"))
     console.print(Text("What follows in the log followed from the recorded decision."))
 
 

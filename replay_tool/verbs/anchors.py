@@ -56,5 +56,10 @@ def _heads(path: Path, value: Any, run_id: str) -> Iterator[Anchor]:
     if not isinstance(value, dict) or value.get("run", value.get("run_id", run_id)) != run_id:
         return
     head = value.get("head", value)
-    if isinstance(head, dict) and type(head.get("seq")) is int and isinstance(head.get("hash"), str) and head["seq"] > 0:
+    if (
+        isinstance(head, dict)
+        and type(head.get("seq")) is int
+        and isinstance(head.get("hash"), str)
+        and head["seq"] > 0
+    ):
         yield Anchor(path.name, head["seq"], head["hash"])

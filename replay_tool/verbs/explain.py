@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lmr.engine.events import PlanCommitted
-from lmr.engine.plan import Plan, Rejected
+from lmr.engine.plan import Assignment, Plan, Rejected
 from lmr.engine.record import Record
 from lmr.replay_tool.errors import NotInLog
 from lmr.replay_tool.reasons import because
@@ -206,18 +206,22 @@ def placement(plan: Plan, before: Plan | None) -> list[str]:
     return lines
 
 
-def _changes(plan: Plan, old: dict[int, object]) -> list[str]:
+def _changes(plan: Plan, old: dict[int, Assignment]) -> list[str]:
     lines, kept = [], 0
     for item in plan.assignments:
-        was = getattr(old.get(item.slot), "node", None)
+        was = before.node if (before := old.get(item.slot)) else None
         if was == item.node:
             kept += 1
             continue
         last = item.first_rank + item.local_world_size - 1
         span = f"rank {last}" if item.local_world_size == 1 else f"ranks {item.first_rank}-{last}"
-        lines.append(f"{item.node} takes slot {item.slot} ({span}) from {was or 'nobody'}{_choice(plan, item.slot, item.node)}.")
+        lines.append(
+            f"{item.node} takes slot {item.slot} ({span}) from {was or 'nobody'}{_choice(plan, item.slot, item.node)}."
+        )
     if kept:
-        lines.append(f"{count(kept, 'slot')} {'keeps its node' if kept == 1 else 'keep their nodes'}; no surviving rank moves.")
+        lines.append(
+            f"{count(kept, 'slot')} {'keeps its node' if kept == 1 else 'keep their nodes'}; no surviving rank moves."
+        )
     return lines
 
 

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from lmr.replay_tool import trace
 from lmr.replay_tool.errors import Usage
 from lmr.replay_tool.history import fold
 from lmr.replay_tool.jsonl import fact_line, record_line
+from lmr.replay_tool.printing import Progress, silent
 from lmr.replay_tool.sentences import count, sentence
 from lmr.replay_tool.source import Log
 
@@ -43,11 +44,17 @@ class Exported:
     def text(self) -> str:
         """One line for people."""
         redacted = ", redacted" if self.redacted else ""
-        return f"{self.output}: {self.format} of run {self.run_id}, {count(self.records, 'record')}{redacted}, {self.bytes:,} bytes"
+        size = f"{count(self.records, 'record')}{redacted}, {self.bytes:,} bytes"
+        return f"{self.output}: {self.format} of run {self.run_id}, {size}"
 
 
 def export(
-    log: Log, output: Path, *, form: str | None = None, redact: bool = False, progress: Callable[[int], None] = lambda n: None
+    log: Log,
+    output: Path,
+    *,
+    form: str | None = None,
+    redact: bool = False,
+    progress: Progress = silent,
 ) -> Exported:
     """Writes `log` to `output`.
 
@@ -99,7 +106,7 @@ def _written(output: Path, mode: str) -> Iterator[IO[Any]]:
         part.unlink(missing_ok=True)
 
 
-def _rows(log: Log, output: Path, form: str, progress: Callable[[int], None]) -> int:
+def _rows(log: Log, output: Path, form: str, progress: Progress) -> int:
     written = 0
     with _written(output, "w") as file:
         table = csv.writer(file) if form == "csv" else None
@@ -125,7 +132,8 @@ def _row(record: Record) -> list[object]:
     data = event["data"]
     return [
         record.seq, record.event_id, record.event.type, record.version, record.event.at_ms, record.recorded_at_ms,
-        record.epoch, record.event.source, data.get("node", data.get("holder")), data.get("generation"), data.get("step"),
+        record.epoch, record.event.source, data.get("node", data.get("holder")), data.get("generation"),
+        data.get("step"),
         sentence(record.event), json.dumps(data, ensure_ascii=False, separators=(",", ":")), record.hash,
     ]  # fmt: skip
 

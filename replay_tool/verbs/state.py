@@ -168,8 +168,14 @@ def _steps(found: State) -> list[StepState]:
             checked = "clean" if snapshot.clean_seq is not None else "unchecked"
         states.append(
             StepState(
-                snapshot.step, snapshot.generation, chooser.complete(snapshot), id(snapshot) in trusted, snapshot.durable,
-                sum(len(copies) for copies in snapshot.copies.values()), len(snapshot.copies), checked,
-            )  # fmt: skip
+                snapshot.step,
+                snapshot.generation,
+                chooser.complete(snapshot),
+                id(snapshot) in trusted,
+                snapshot.durable,
+                sum(len(copies) for copies in snapshot.copies.values()),
+                len(snapshot.copies),
+                checked,
+            )
         )
     return states

@@ -95,7 +95,8 @@ def timeline(log: Log, *, incident: int | None = None, node: str | None = None, 
         log: what to read.
         incident: only this incident.
         node: only facts, incidents and plans that concern this node.
-        since: only what was recorded at or after this moment (`15m` before the end, `+30` s after the start, an ISO time).
+        since: only what was recorded at or after this moment: `15m` before the end, `+30` s after the start, or an
+            ISO time.
 
     Raises:
         NotInLog: no such incident or node.
@@ -144,7 +145,9 @@ def _since(history: History, since: str | None) -> int:
     try:
         return parse_since(since, history.start_ms, history.end_ms)
     except ValueError as error:
-        raise Usage(f"--since {since}: say 90s, 15m or 2h before the end, +30 (s after the start) or an ISO time") from error
+        raise Usage(
+            f"--since {since}: say 90s, 15m or 2h before the end, +30 (s after the start) or an ISO time"
+        ) from error
 
 
 def _concerns(incident: Incident, node: str) -> bool:
@@ -207,6 +210,4 @@ def generation_line(item: Generation) -> GenerationLine:
 
 def node_line(item: Node) -> NodeLine:
     """A node as data."""
-    return NodeLine(
-        item.name, item.failure_domain, tuple(item.incarnations), tuple(item.incidents), tuple(item.spans)
-    )
+    return NodeLine(item.name, item.failure_domain, tuple(item.incarnations), tuple(item.incidents), tuple(item.spans))

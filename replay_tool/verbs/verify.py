@@ -6,7 +6,7 @@ decisions follow from the facts. Both are needed: a chain can be re-made by whoe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from lmr.engine.record import Record, genesis_hash, payload_bytes, record_hash
 from lmr.engine.reduce import apply
 from lmr.engine.state import State
 from lmr.replay_tool.errors import LogBroken
+from lmr.replay_tool.printing import Progress, silent
 from lmr.replay_tool.source import Log
 from lmr.replay_tool.verbs.anchors import Anchor
 
@@ -77,9 +78,7 @@ class Verification:
             self.faults_not_listed += 1
 
 
-def verify(
-    log: Log, *, anchors: Iterable[Anchor] = (), progress: Callable[[int], None] = lambda seq: None
-) -> Verification:
+def verify(log: Log, *, anchors: Iterable[Anchor] = (), progress: Progress = silent) -> Verification:
     """Checks chain, anchors, decisions and deadlines of `log` in one pass and constant memory.
 
     Args:
@@ -193,12 +192,20 @@ class _Pass:
         at, recorded, recomputed = first_difference(record.event.to_json(), due.to_json())
         plan = record.event.data.plan if isinstance(record.event.data, PlanCommitted) else None
         engine = plan.engine if plan else None
-        made_by = f" (recorded by engine {engine}, this is {ENGINE_VERSION})" if engine != ENGINE_VERSION and engine else ""
+        made_by = (
+            f" (recorded by engine {engine}, this is {ENGINE_VERSION})" if engine != ENGINE_VERSION and engine else ""
+        )
         self.result.blame(
             Fault(
-                record.seq, "decision_differs", f"{at} is not what the facts before it give{made_by}",
-                at, recorded, recomputed, engine, plan.policy_digest if plan else None,
-            )  # fmt: skip
+                record.seq,
+                "decision_differs",
+                f"{at} is not what the facts before it give{made_by}",
+                at,
+                recorded,
+                recomputed,
+                engine,
+                plan.policy_digest if plan else None,
+            )
         )
 
     def _check_deadline(self, record: Record, data: DeadlinePassed) -> None:
@@ -213,7 +220,13 @@ class _Pass:
             self._fault(record, "deadline_early", text, "recorded_at_ms", record.recorded_at_ms, waited.due_ms)
 
     def _fault(
-        self, record: Record, kind: FaultKind, text: str, at: str | None = None, recorded: Any = None, recomputed: Any = None
+        self,
+        record: Record,
+        kind: FaultKind,
+        text: str,
+        at: str | None = None,
+        recorded: Any = None,
+        recomputed: Any = None,
     ) -> None:
         self.result.blame(Fault(record.seq, kind, text, at, recorded, recomputed))
 
@@ -236,7 +249,7 @@ def _same_but_engine(recorded: Event, due: Event) -> bool:
 
 
 def first_difference(recorded: Any, recomputed: Any, path: str = "") -> tuple[str, Any, Any]:
-    """Dotted path and both values of the first difference in key order; `plan_id` last, since it differs with anything."""
+    """Path and both values of the first difference in key order; `plan_id` last, since it differs with anything."""
     if isinstance(recorded, dict) and isinstance(recomputed, dict):
         keys = sorted({*recorded, *recomputed}, key=lambda key: (key == "plan_id", key))
         for key in keys:
@@ -247,7 +260,8 @@ def first_difference(recorded: Any, recomputed: Any, path: str = "") -> tuple[st
         for index, (left, right) in enumerate(zip(recorded, recomputed, strict=True)):
             if left != right:
                 return first_difference(left, right, f"{path}[{index}]")
-    return path, *(None if value is _ABSENT else value for value in (recorded, recomputed))
+    left, right = (None if value is _ABSENT else value for value in (recorded, recomputed))
+    return path, left, right
 
 
 _ABSENT = object()

@@ -1,13 +1,14 @@
 """`whatif`: the recorded facts under another policy, or without some of them.
 
 Recorded and new decisions are compared by what they do. As long as they do the same, the facts that followed would have
-followed. At the first that does not, the rest of the log is the story of a run that would not have been: `unknown from here`.
+followed. At the first that does not, the rest of the log is the story of a run that would not have been: `unknown
+from here`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -18,9 +19,10 @@ from lmr.engine.policy import RecoveryPolicy
 from lmr.engine.record import Record
 from lmr.engine.reduce import apply
 from lmr.engine.state import State
-from lmr.replay_tool.counterfactual import Effect, Replay
+from lmr.replay_tool.counterfactual import Effect, Replay, told_apart
 from lmr.replay_tool.errors import NotInLog, ReplayError, Unreadable
 from lmr.replay_tool.history import fold
+from lmr.replay_tool.printing import Progress, silent
 from lmr.replay_tool.sentences import plan_headline
 from lmr.replay_tool.source import Log, open_source
 
@@ -29,7 +31,7 @@ _SLACK_MS = 1_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """One side of a change: the decision in words and in figures. `recovery_ms` is the log's own median for its action."""
+    """One side of a change, in words and figures. `recovery_ms` is the log's own median for its action."""
 
     headline: str
     action: str
@@ -48,6 +50,7 @@ class Change:
     incident: int | None
     recorded: Outcome | None
     instead: Outcome | None
+    apart: str
     waits_for: str | None
 
 
@@ -87,7 +90,9 @@ def logs_in(names: Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in names:
         if "://" not in name and Path(name).is_dir():
-            inside = sorted(str(item) for item in Path(name).iterdir() if item.is_file() and not item.name.startswith("."))
+            inside = sorted(
+                str(item) for item in Path(name).iterdir() if item.is_file() and not item.name.startswith(".")
+            )
             found += [item for item in inside if not item.endswith(("-wal", "-shm", "-journal"))]
         else:
             found.append(name)
@@ -102,7 +107,7 @@ def whatif_all(
     run_id: str | None = None,
     policy: RecoveryPolicy | None = None,
     without: Sequence[int] = (),
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Progress = silent,
 ) -> WhatIfs:
     """`whatif` over several logs. With more than one, a log that cannot be read is reported and passed over.
 
@@ -215,7 +220,9 @@ class _Comparison:
 
     def _recorded_deadline(self, record: Record, name: str) -> None:
         if record.seq in self.without:
-            raise NotInLog(f"{self.result.where}: --without {record.seq} is a deadline; leave out the fact that caused it")
+            raise NotInLog(
+                f"{self.result.where}: --without {record.seq} is a deadline; leave out the fact that caused it"
+            )
         waited = self.replay.next_deadline()
         if waited is not None and waited.id == name and waited.due_ms <= record.recorded_at_ms:
             self.instead += self.replay.take(record)
@@ -238,7 +245,9 @@ class _Comparison:
         generation = getattr(record.event.data, "generation", None)
         if generation is not None and generation > self.replay.state.last_generation:
             return False
-        overdue = self.instead and not self.recorded and record.recorded_at_ms - self.instead[0].at_ms > self._patience_ms()
+        overdue = (
+            self.instead and not self.recorded and record.recorded_at_ms - self.instead[0].at_ms > self._patience_ms()
+        )
         return not overdue
 
     def _patience_ms(self) -> int:
@@ -275,6 +284,7 @@ class _Comparison:
             incident=data.plan.incident if isinstance(data, PlanCommitted) else None,
             recorded=self._outcome(recorded.event, None) if recorded else None,
             instead=self._outcome(instead, self.replay) if instead else None,
+            apart=told_apart(Effect.of(recorded.event), Effect.of(instead)) if recorded and instead else "",
             waits_for=waits,
         )
         self.result.unknown_from_seq = seq

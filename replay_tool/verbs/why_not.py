@@ -69,7 +69,11 @@ def state_before(log: Log, seq: int) -> State:
 
 
 def _same(rejected: str, wanted: str) -> bool:
-    return rejected == wanted or rejected.startswith(f"{wanted} ") or rejected in (f"standby {wanted}", f"replace {wanted}")
+    return (
+        rejected == wanted
+        or rejected.startswith(f"{wanted} ")
+        or rejected in (f"standby {wanted}", f"replace {wanted}")
+    )
 
 
 def _about_action(action: str, plan: Plan, state: State) -> list[str]:
@@ -102,9 +106,9 @@ def _not_restart(plan: Plan, state: State) -> list[str]:
             continue
         if not node.live:
             lines.append(f"{name} is gone, so there is nothing to restart on it.")
-        else:
+        elif plan.cause.kind not in ("sdc", "device_failure", "node_loss", "operator", "straggler"):
             lines.append(_blame(node, state))
-    return lines or ["A node had to leave its slot."]
+    return lines or [f"The rule for {plan.cause.kind} is to replace at once, however often the node was blamed before."]
 
 
 def _blame(node: Node, state: State) -> str:
@@ -124,19 +128,25 @@ def _about_node(name: str, plan: Plan, state: State) -> list[str]:
     if facts:
         return [f"{name} {facts}."]
     if state.is_active(name):
-        return [f"{name} held a slot when the plan was made; the plan takes it out because it is blamed ({plan.reason})."]
+        return [
+            f"{name} held a slot when the plan was made; the plan takes it out because it is blamed ({plan.reason})."
+        ]
     if plan.action not in ("start", "replace"):
         return [f"{name} was free, but this plan gives no slot to another node."]
     order = [item.name for item in state.standbys()]
-    return [f"{name} was free. The order of choice: who holds the lost slot's shard, another failure domain, then join order "
-            f"({listing(order)})."]  # fmt: skip
+    rule = "who holds the lost slot's shard, then another failure domain, then join order"
+    return [f"{name} was free. The order of choice: {rule} ({listing(order)})."]
 
 
 def _condition(node: Node) -> str:
     if not node.live:
         return "was gone" + (f" since seq {node.gone_seq}" if node.gone_seq else "")
     if node.quarantine is not None:
-        ends = {"rejoin": "until it joins with a new incarnation", "uncordon": "until it is uncordoned", "for_good": "for good"}
+        ends = {
+            "rejoin": "until it joins with a new incarnation",
+            "uncordon": "until it is uncordoned",
+            "for_good": "for good",
+        }
         return f"was quarantined by seq {node.quarantine.seq}, {ends[node.quarantine.until]}"
     if node.cordoned_seq is not None:
         return f"was cordoned by seq {node.cordoned_seq}"
@@ -151,11 +161,13 @@ def _about_step(step: int, plan: Plan, state: State) -> list[str]:
     found = state.copies.by_step.get(step)
     if not found:
         if step == 0:
-            return ["Step 0 is the last resort: it throws away all training, and something better was there or had been."]
+            return [
+                "Step 0 is the last resort: it throws away all training, and something better was there or had been."
+            ]
         return [f"No copy of step {step:,} was known: never captured, thrown away by an earlier restore, or forgotten."]
     lines = [line for snapshot in found for line in _about_snapshot(snapshot, state)]
     bad = min(state.corrupt, default=None)
-    if bad is not None and step >= bad:
+    if bad is not None and step > bad:
         lines.append(f"Step {bad:,} is known to be bad, so {step:,} is too.")
     if plan.checkpoint is not None and plan.checkpoint.step > step:
         lines.append(f"It is older than step {plan.checkpoint.step:,}, which could be restored.")
@@ -173,7 +185,10 @@ def _about_snapshot(snapshot: Snapshot, state: State) -> list[str]:
     if snapshot.corrupt_seq is not None:
         lines.append(f"A check found it corrupt (seq {snapshot.corrupt_seq}).")
     elif not any(snapshot is item for item in certified(state.copies, state.policy.certify_checks)):
-        lines.append(f"{step} is not certified: " + ("a check did not come back clean." if snapshot.checked else "no check ran on it."))
+        lines.append(
+            f"{step} is not certified: "
+            + ("a check did not come back clean." if snapshot.checked else "no check ran on it.")
+        )
     else:
         lines.append(f"{step} was certified.")
     return lines
