@@ -64,6 +64,10 @@ class Cluster:
         options: further torchrun options.
         conf: further `--rdzv-conf` keys.
         environ: further environment of the agents.
+        endpoint: `--rdzv-endpoint`; a free port of this machine by default.
+        backend: `--rdzv-backend`.
+        context: whether a restart context path is given.
+        log_url: the event log's database server; None: the embedded log beside the restart context.
     """
 
     folder: Path
@@ -77,11 +81,14 @@ class Cluster:
     endpoint: str | None = None
     backend: str = "lm_resiliency"
     context: bool = True
+    log_url: str | None = None
     agents: dict[str, Agent] = field(default_factory=dict)
     _records: list[Record] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self.log_url is not None:
+            self.environ = {**self.environ, "LM_RESILIENCY_EVENT_LOG": self.log_url}
         if self.endpoint is None:
             self.endpoint = f"127.0.0.1:{free_port()}"
 
@@ -92,9 +99,9 @@ class Cluster:
 
     def records(self) -> list[Record]:
         """The event log so far; reads only what is new since the last call."""
-        if self.event_log.exists():
+        if self.log_url is not None or self.event_log.exists():
             try:
-                with open_log(self.event_log, create=False, read_only=True) as log:
+                with open_log(self.log_url or self.event_log, create=False, read_only=True) as log:
                     self._records += log.read(self.run_id, after=len(self._records))
             except LogUnavailable:  # its host is making it right now
                 pass
