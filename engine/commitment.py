@@ -142,9 +142,12 @@ def _begin(state: State, plan: Plan) -> None:
         state.nodes.setdefault(assignment.node, Node(assignment.node))
     state.last_generation = plan.to_generation
     state.layouts[plan.to_generation] = plan.assignments
-    state.lineage.restored(plan.to_generation, step)
-    state.copies.discard_above(step)
-    state.corrupt = {bad: at for bad, at in state.corrupt.items() if bad <= step}
+    # The script's own start is no step that anybody made: nothing of earlier generations is in it.
+    initial = plan.checkpoint is None or plan.checkpoint.trust == "initial"
+    kept = -1 if initial else step
+    state.lineage.restored(plan.to_generation, kept)
+    state.copies.discard_above(kept)
+    state.corrupt = {bad: at for bad, at in state.corrupt.items() if bad <= kept}
     state.incident = None
     state.hold = None
     state.hold_passed_seq = None

@@ -32,7 +32,7 @@ def read_case(path: Path) -> Case:
 
 
 def decisions(case: Case) -> list[tuple[int, dict[str, Any]]]:
-    """Every decision with the number of facts before it, plans flattened, the close after a halt checked and left out."""
+    """Every decision and the number of facts before it, plans flattened, without the close that follows a halt."""
     found: list[tuple[int, dict[str, Any]]] = []
     halted: str | None = None
     for after, record in decide_facts(Event.parse(fact, strict=False) for fact in case.facts):
@@ -41,7 +41,7 @@ def decisions(case: Case) -> list[tuple[int, dict[str, Any]]]:
             assert (data["outcome"], data["reason"]) == ("halted", halted)
             halted = None
             continue
-        fields = {"type": record.event.type, **(data["plan"] if "plan" in data else data)}
+        fields = {"type": record.event.type, **data.get("plan", data)}
         if fields.get("action") in RECOVERIES:
             assert fields["evidence"], f"{fields['action']} after fact {after} rests on nothing"
             assert fields["rejected"], f"{fields['action']} after fact {after} rejected nothing"
