@@ -68,6 +68,9 @@ def write(ddp: DistributedDataParallel, buckets: Buckets) -> None:
             private._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
         finally:
             _c10d._compute_bucket_assignment_by_size = original
+        if ddp.static_graph:
+            private.reducer._set_static_graph()
+            private.logger._set_static_graph()
         for hook, state in getattr(ddp, "_comm_hooks", []):
             _c10d._register_comm_hook(ddp.reducer, state, hook)
     except (AttributeError, TypeError, RuntimeError) as error:

@@ -92,6 +92,7 @@ def _follow_iterations(session: Session) -> None:
         if followed is None:
             return fetch(self)
         _guard(session, "capture", lambda: session.at_next(*followed))
+        session.loaders.asked(followed[1])
         try:
             batch = fetch(self)
         except StopIteration:

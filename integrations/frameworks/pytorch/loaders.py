@@ -30,10 +30,11 @@ _BatchIterator: Any = _BaseDataLoaderIter
 
 @dataclass
 class Iteration:
-    """One pass over a loader."""
+    """One pass over a loader; `start` and `first` are the random states before it was made and first asked."""
 
     ordinal: int
     start: dict[str, Any]
+    first: dict[str, Any] | None = None
     iterator: weakref.ref[Any] | None = None
     yielded: int = 0
     fed: bool = False
@@ -107,6 +108,12 @@ class Loaders:
         """Whose iterator this is, None when it is not followed."""
         return iterator.__dict__.get("_lmr_iteration")  # type: ignore[no-any-return]
 
+    @staticmethod
+    def asked(iteration: Iteration) -> None:
+        """A batch is asked for: samplers draw their order at the first."""
+        if iteration.first is None:
+            iteration.first = rng.read()
+
     def gave(self, iteration: Iteration) -> None:
         """A batch has been given out."""
         iteration.yielded += 1
@@ -140,6 +147,7 @@ class Loaders:
                 "stepless": list(track.stepless),
                 "yielded": iteration.yielded,
                 "start": iteration.start,
+                "first": iteration.first,
                 "generators": _read_generators(loader),
             }
         return {"loaders": found}
@@ -181,7 +189,7 @@ class Loaders:
             restore()
             return _Nothing()
         del self._target[track.number]
-        iteration = Iteration(track.begun, place["start"], yielded=place["yielded"], stepped=True)
+        iteration = Iteration(track.begun, place["start"], place["first"], yielded=place["yielded"], stepped=True)
         track.current, track.training, track.stepless = iteration, True, list(place["stepless"])
         track.begun += 1
         if loader.persistent_workers and iteration.ordinal > 0 and loader._iterator is None:
@@ -189,19 +197,24 @@ class Loaders:
             loader._iterator = loader._get_iterator()
         rng.write(place["start"]["rng"])
         _write_generators(loader, place["start"]["generators"])
-        iterator = self._begin_past(loader, make, iteration.yielded)
+        iterator = self._begin_past(loader, make, iteration)
         self._follow(iterator, track, iteration)
         restore()
         _write_generators(loader, place["generators"])
         return iterator
 
-    def _begin_past(self, loader: Any, make: MakeIterator, used: int) -> Any:
-        """An iterator whose next batch is the one after `used`."""
-        if isinstance(loader.dataset, IterableDataset):
-            return self._consume(loader, make, used)
-        if loader.num_workers == 0:
+    def _begin_past(self, loader: Any, make: MakeIterator, iteration: Iteration) -> Any:
+        """An iterator whose next batch is the one after those that were given out."""
+        used = iteration.yielded
+        if loader.num_workers == 0 or isinstance(loader.dataset, IterableDataset):
             iterator = make(loader)
-            _skip(iterator._next_index, used)
+            if iteration.first is not None:
+                rng.write(iteration.first)
+            if isinstance(loader.dataset, IterableDataset):
+                self._degraded("position", f"{used} batches of an IterableDataset are loaded again and dropped")
+                _skip(iterator._next_data, used)
+            else:
+                _skip(iterator._next_index, used)
             return iterator
         # Workers are given their first batches while the iterator is made: the sampler must be past them by then.
         original = _BatchIterator._next_index
@@ -216,12 +229,6 @@ class Loaders:
             return make(loader)
         finally:
             _BatchIterator._next_index = original
-
-    def _consume(self, loader: Any, make: MakeIterator, used: int) -> Any:
-        self._degraded("position", f"an IterableDataset cannot be skipped; {used} batches are loaded again and dropped")
-        iterator = make(loader)
-        _skip(iterator._next_data, used)
-        return iterator
 
 
 def _skip(take: Callable[[], Any], count: int) -> None:

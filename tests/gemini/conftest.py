@@ -1,0 +1,6 @@
+"""Doubles of the node runtime."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "doubles"))
