@@ -464,7 +464,7 @@ class Service:
 
     def _sent(self, copy: Copy, node: str, why: str | None) -> None:
         copy.let_go()
-        if why is not None and copy.generation == self._room.generation and why != "stopped":
+        if why is not None and why != "stopped" and not self._room.is_stale(copy.generation, copy.step):
             self._tell(
                 self._agent,
                 {"kind": "degraded", "what": f"replica of step {copy.step} on {node}", "why": why},
