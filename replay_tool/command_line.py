@@ -161,19 +161,6 @@ def _import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--year", type=int, help="year of log lines that carry none (default: this one)")
 
 
-def _simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", default="llama3", help="failure statistics: " + ", ".join(commands.PROFILES))
-    parser.add_argument("--nodes", metavar="N", type=int, default=256, help="nodes that train (default: 256)")
-    parser.add_argument(
-        "--standby", metavar="N", type=int, action="append", default=[], help="standbys; repeat to compare"
-    )
-    parser.add_argument("--days", metavar="D", type=int, default=30, help="days of the campaign (default: 30)")
-    parser.add_argument("--seed", metavar="S", type=int, default=1, help="seed; equal seeds give equal campaigns")
-    parser.add_argument(
-        "--policy", metavar="FILE.toml", action="append", default=[], help="a policy; repeat to compare"
-    )
-
-
 def _completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to complete in")
 
@@ -190,9 +177,8 @@ ARGUMENTS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command]] 
     "report": (_report, commands.report),
     "export": (_export, commands.export),
     "import": (_import, commands.import_),
-    "simulate": (_simulate, commands.simulate),
     "completion": (_completion, commands.completion),
 }
 """What each verb takes, and what runs it."""
-WITHOUT_LOG = ("decide", "whatif", "import", "simulate", "completion")
+WITHOUT_LOG = ("decide", "whatif", "import", "completion")
 """Verbs whose first argument is not one LOG."""

@@ -13,7 +13,6 @@ from lmr.replay_tool.printing import console, progress
 FINE, FOUND = 0, 1
 
 ARTEFACT_KINDS = ("torchelastic", "agent-log", "collective", "flight-recorder", "kernel", "nvrx", "sacct")
-PROFILES = ("llama3", "ft-hsdp", "rsc1", "rsc2")
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -204,23 +203,6 @@ def import_(args: argparse.Namespace) -> int:
             output=Path(args.output) if args.output else None, into=args.into,
         )  # fmt: skip
     print(document(brought) if args.json else brought.text)
-    return FINE
-
-
-def simulate(args: argparse.Namespace) -> int:
-    """`lmr-replay simulate`."""
-    from lmr.replay_tool.policy_file import read_policy
-    from lmr.replay_tool.screens import simulate as screen
-    from lmr.replay_tool.verbs.simulate import simulate as run
-
-    policies = {name: read_policy(Path(name)) for name in args.policy}
-    found = run(
-        profile=args.profile, nodes=args.nodes, standbys=args.standby, days=args.days, seed=args.seed, policies=policies
-    )
-    if args.json:
-        print(document(found))
-    else:
-        screen.show(found, console())
     return FINE
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
-from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
-from lmr.engine.record import Record, genesis_hash, record_hash
+from lmr.engine.record import Record, genesis_hash
 from lmr.replay_tool.database import clause, shown_address
-from lmr.replay_tool.errors import LogBroken, ReplayError, Unreadable, Usage
-from lmr.store import EventLog, Head, HeadMoved, StoreError, open_log
-from lmr.store.schema import runs
-from lmr.store.writing import lock_run, row_of
-
-_ROWS = 1_000
+from lmr.replay_tool.errors import LogBroken, Unreadable, Usage
+from lmr.store import EventLog, Head, HeadMoved, LogCorrupt, StoreError, open_log
+from lmr.store.restoring import restore_records
 
 
 def open_for_import(into: str) -> EventLog:
@@ -52,57 +48,30 @@ def keep_records(records: Iterable[Record], into: str) -> Head:
         return _keep(log, iter(records), into)
     except HeadMoved as error:
         raise Usage(f"{shown_address(into)}: {error}; import under another run, or into another log") from error
+    except LogCorrupt as error:
+        raise LogBroken("what was to be written", error.seq, f"{error.what}; nothing was written") from error
     except (StoreError, SQLAlchemyError) as error:
-        if isinstance(error, ReplayError):
-            raise
         raise Unreadable(shown_address(into), clause(error)) from error
     finally:
         log.close()
 
 
-def _keep(log: EventLog, records: Any, into: str) -> Head:
+def _keep(log: EventLog, records: Iterator[Record], into: str) -> Head:
     first = next(records, None)
     if first is None:
         raise Unreadable(into, "there is nothing to write")
-    run_id = first.run_id
-    found = log.head(run_id)
+    found = log.head(first.run_id)
     if found.seq:
-        return _same_or_refuse(first, records, run_id, found)
-    head = Head(0, genesis_hash(run_id))
+        return _same_or_refuse(first, records, found)
+    base = Head(0, genesis_hash(first.run_id))
     with log.database.write() as connection:
-        row = lock_run(log.database, connection, run_id)
-        if row.head_seq:
-            raise HeadMoved(run_id, 0, row.head_seq)
-        rows: list[tuple[Any, ...]] = []
-        record: Record | None = first
-        epoch = recorded_at_ms = 0
-        while record is not None:
-            head = _checked(record, head, into)
-            epoch, recorded_at_ms = max(epoch, record.epoch), record.recorded_at_ms
-            rows.append(row_of(record))
-            if len(rows) == _ROWS:
-                log.database.insert_events(connection, rows)
-                rows = []
-            record = next(records, None)
-        if rows:
-            log.database.insert_events(connection, rows)
-        values = {"head_seq": head.seq, "head_hash": head.hash, "recorded_at_ms": recorded_at_ms, "epoch": epoch}
-        connection.execute(update(runs).where(runs.c.run_id == run_id).values(**values))
-    return head
+        return restore_records(log.database, connection, first.run_id, base, chain((first,), records))
 
 
-def _checked(record: Record, head: Head, into: str) -> Head:
-    if record.seq != head.seq + 1 or record.prev_hash != head.hash:
-        raise LogBroken(into, record.seq, "does not continue the record before it; nothing was written")
-    if record_hash(record.prev_hash, record.body) != record.hash:
-        raise LogBroken(into, record.seq, "its bytes are not what its hash says; nothing was written")
-    return Head(record.seq, record.hash)
-
-
-def _same_or_refuse(first: Record, records: Iterable[Record], run_id: str, found: Head) -> Head:
+def _same_or_refuse(first: Record, records: Iterable[Record], found: Head) -> Head:
     last = first
     for last in records:  # noqa: B007 - only the last one is wanted
         pass
     if (last.seq, last.hash) != (found.seq, found.hash):
-        raise HeadMoved(run_id, 0, found.seq)
+        raise HeadMoved(first.run_id, 0, found.seq)
     return found

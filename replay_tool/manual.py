@@ -128,15 +128,6 @@ PAGES = {
             "lmr-replay import nccl.log --from collective --nodes n1,n2 --nproc-per-node 4 --into last-night.db",
         ),
     ),
-    "simulate": Page(
-        "failure campaigns before the job starts",
-        "Plays campaigns drawn from published failure statistics through the engine, to size the standby pool and to "
-        "tune the policy before a job starts. With several policies or pool sizes it names those that no other beats.",
-        (
-            "lmr-replay simulate --profile llama3 --nodes 256 --days 54",
-            "lmr-replay simulate --profile rsc1 --nodes 64 --standby 2 --standby 8 --policy a.toml --policy b.toml",
-        ),
-    ),
     "completion": Page(
         "print a shell completion script",
         "Prints a completion script for bash, zsh or fish.",

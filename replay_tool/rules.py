@@ -38,9 +38,19 @@ STAYS_OUT = {
 """How long a replaced node stays out, by cause; every other cause: until uncordoned."""
 
 
-def rule(plan: Plan) -> str:
-    """The rule that fired, in one or two sentences."""
+def rule(plan: Plan, *, continues: bool) -> str:
+    """The rule that fired, in one or two sentences.
+
+    Args:
+        plan: the plan.
+        continues: True when the plan before it belongs to the same incident: what that one ordered did not succeed.
+    """
     kind = plan.cause.kind
+    if continues and plan.action in ("restart", "replace"):
+        return (
+            "The incident goes on: the restore ordered by the plan before did not succeed. What failed is passed over; "
+            f"the next source of the same step is used, or else the next older step. {_who_runs(plan)}"
+        )
     first = CAUSES.get(kind, f"Cause {kind}.")
     return f"{first} {_consequence(plan)}".strip()
 
@@ -61,6 +71,10 @@ def _consequence(plan: Plan) -> str:
             return f"So {who} {_give(plan)} and {_verb(plan)} {STAYS_OUT.get(kind, 'until it is uncordoned')}."
         case "restart":
             return _restart(plan, kind, who)
+
+
+def _who_runs(plan: Plan) -> str:
+    return "The same machines restart." if plan.action == "restart" else f"{listing(plan.cause.nodes)} {_give(plan)}."
 
 
 def _give(plan: Plan) -> str:
@@ -126,7 +140,8 @@ def sources_of(plan: Plan) -> list[str]:
             key = "from the memory of the slot's own node"
         else:
             kind = {"memory": "the memory", "replica": "the replica in the memory", "disk": "the disk"}[source.tier]
-            key = f"from {kind} of {source.holder}"
+            last = ", which is out of the group (the last resort)" if source.holder in plan.quarantined else ""
+            key = f"from {kind} of {source.holder}{last}"
         groups.setdefault(key, []).append(source.slot)
     return [f"{'slot' if len(slots) == 1 else 'slots'} {numbers(slots)} {where}" for where, slots in groups.items()]
 
@@ -142,6 +157,8 @@ def blamed(plan: Plan) -> str:
     }[plan.cause.confidence]
     if not plan.cause.nodes:
         return f"Nobody is blamed ({sure})."
+    if plan.cause.kind == "operator":
+        return f"The operator named {listing(plan.cause.nodes)}."
     who = f" ({ranks(plan.cause.ranks)})" if plan.cause.ranks else ""
     verb = "is" if len(plan.cause.nodes) == 1 else "are"
     return f"{listing(plan.cause.nodes)}{who} {verb} blamed ({sure})."

@@ -112,7 +112,7 @@ def _exit(d: Mapping[str, Any]) -> str:
         how += f" by signal {d['signal']}"
     elif d.get("exit_code") is not None:
         how += f" (exit code {d['exit_code']})"
-    kind = f": {error['type']}" if error and error.get("type") else ""
+    kind = f": {error['type']}" if error and error.get("type") and d.get("signal") is None else ""
     return f"{who} on {d['node']} {how}{kind}{_at_step(d)}"
 
 
@@ -144,6 +144,22 @@ def _opened(d: Mapping[str, Any]) -> str:
         f"run {d['run_id']} opened: {d['min_nodes']} to {d['max_nodes']} nodes of "
         f"{count(d['local_world_size'], 'rank')}, {', '.join(switches)}"
     )
+
+
+_DEADLINES = {
+    "settle": "the time for facts to settle was over",
+    "confirm": "the wait for every node to answer was over",
+    "start": "the time for every node to start its workers was over",
+    "restore": "the time for training to resume was over",
+    "hold": "the wait for a standby was over",
+    "place": "the time for nodes to come back was over",
+}
+
+
+def _deadline(name: str) -> str:
+    """`settle:2` in words, and its id."""
+    said = _DEADLINES.get(name.partition(":")[0])
+    return f"{said} (deadline {name})" if said else f"deadline {name} passed"
 
 
 def _asked(d: Mapping[str, Any]) -> str:
@@ -214,7 +230,7 @@ _TELLING: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"{d['holder']} dropped slot {d['slot']} of step {d['step']:,} ({d['tier']}): {d['why']}"
     ),
     "operator_requested": _asked,
-    "deadline_passed": lambda d: f"deadline {d['deadline']} passed",
+    "deadline_passed": lambda d: _deadline(d["deadline"]),
     "plan_committed": lambda d: f"plan {d['plan']['plan_id'][:8]}: {plan_headline(_fields(d))}",
     "run_closed": lambda d: f"run closed, {d['outcome']}: {d['reason']}",
 }

@@ -116,7 +116,7 @@ def _told(log: Log, record: Record, before: Plan | None, first_ms: int, cited: d
         run_id=record.run_id,
         headline=plan_headline(plan),
         blamed=blamed(plan),
-        rule=rule(plan),
+        rule=rule(plan, continues=before is not None and before.incident == plan.incident),
         facts=tuple(cited[seq] for seq in sorted(set(plan.evidence)) if seq in cited),
         placement=tuple(placement(plan, before)),
         state=state_of(plan),
@@ -188,7 +188,7 @@ def _cited(records: Iterable[Record], wanted: set[int], before: int) -> dict[int
 
 
 def _not_taken(item: Rejected) -> NotTaken:
-    return NotTaken(item.option, item.reason, because(item.reason), item.evidence)
+    return NotTaken(item.option, item.reason, because(item.reason, item.option), item.evidence)
 
 
 def placement(plan: Plan, before: Plan | None) -> list[str]:
