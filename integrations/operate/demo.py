@@ -110,7 +110,7 @@ def _interrupted(folder: Path, steps: int, console: Console) -> list[Record]:
         console.print(f"   $ {' '.join(cluster.arguments())}", style="dim")
         for count, node in enumerate(("node-1", VICTIM, "node-3"), 1):
             cluster.start(node)
-            cluster.wait_for(lambda wanted=count: _joined(cluster) >= wanted, f"{node} to join")
+            _wait_joined(cluster, count, node)
         rank0 = folder / "log.rank0.jsonl"
         _train_until(cluster, rank0, steps // 4)
         rank, pid = max(cluster.trainers(VICTIM).items())
@@ -126,6 +126,10 @@ def _interrupted(folder: Path, steps: int, console: Console) -> list[Record]:
             if code != 0:
                 raise DemoFailed(f"the agent of {node} ended with exit code {code}\n{cluster.standing()}")
         return cluster.records()
+
+
+def _wait_joined(cluster: Cluster, count: int, node: str) -> None:
+    cluster.wait_for(lambda: _joined(cluster) >= count, f"{node} to join")
 
 
 def _joined(cluster: Cluster) -> int:

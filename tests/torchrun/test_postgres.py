@@ -13,7 +13,7 @@ def secret(tmp_path):
 
 
 def test_losing_the_rendezvous_host_is_just_a_node_loss(job, postgres_url, secret):
-    """The machine that hosts the endpoint and decides is gone; another agent decides, and the standby takes the slot."""
+    """The machine that hosts the endpoint and decides is gone: another agent decides, the standby takes the slot."""
     loop = job("--steps", "150", nodes="2:3", log_url=postgres_url, environ=secret)
     loop.start_all("node-1", "node-2", "node-3")
     loop.train_until(30)
