@@ -27,12 +27,11 @@ from lmr.store.head import Head
 from lmr.store.log import EventLog
 from lmr.store.migrate import HEAD
 from lmr.store.redaction import Redaction
+from lmr.store.restoring import restore_records
 from lmr.store.schema import epochs, runs, seals, snapshots
 from lmr.store.verify import verified_records
-from lmr.store.writing import lock_run, row_of
 
 FORMAT = 1
-_INSERT_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +132,13 @@ def import_bundle(log: EventLog, path: Path) -> Bundle:
         raise HeadMoved(bundle.run_id, 0, found.seq)
     reader = _Reader(path)
     with log.database.write() as connection:
-        head = lock_run(log.database, connection, bundle.run_id)
-        if head.head_seq != 0:
-            raise HeadMoved(bundle.run_id, 0, head.head_seq)
-        last = None
-        rows: list[tuple[Any, ...]] = []
-        for body, prev_hash, hash_ in reader.bodies():
-            last = open_record(body, prev_hash, hash_)
-            rows.append(row_of(last))
-            if len(rows) == _INSERT_ROWS:
-                log.database.insert_events(connection, rows)
-                rows = []
-        if rows:
-            log.database.insert_events(connection, rows)
-        _restore_run(connection, bundle, reader.header, last)
+        records = (open_record(*parts) for parts in reader.bodies())
+        restore_records(log.database, connection, bundle.run_id, bundle.base, records)
+        _restore_rest(connection, bundle, reader.header)
     return bundle
 
 
-def _restore_run(connection: Connection, bundle: Bundle, header: dict[str, Any], last: Record | None) -> None:
+def _restore_rest(connection: Connection, bundle: Bundle, header: dict[str, Any]) -> None:
     run_id = bundle.run_id
     for row in header["snapshots"]:
         state = base64.b64decode(row["state"])
@@ -160,17 +148,9 @@ def _restore_run(connection: Connection, bundle: Bundle, header: dict[str, Any],
     for row in header["epochs"]:
         connection.execute(insert(epochs).values(**(row | {"run_id": run_id})))
     newest = max((row["epoch"] for row in header["epochs"]), default=0)
-    connection.execute(
-        update(runs)
-        .where(runs.c.run_id == run_id)
-        .values(
-            head_seq=bundle.head.seq,
-            head_hash=bundle.head.hash,
-            recorded_at_ms=last.recorded_at_ms if last else 0,
-            epoch=max(newest, last.epoch if last else 0),
-            archived_seq=bundle.base.seq,
-        )
-    )
+    in_run = runs.c.run_id == run_id
+    connection.execute(update(runs).where(in_run).values(archived_seq=bundle.base.seq))
+    connection.execute(update(runs).where(in_run, runs.c.epoch < newest).values(epoch=newest))
 
 
 def _header(

@@ -14,6 +14,7 @@ from lmr.store.errors import ConnectionLost, HeadMoved
 from lmr.store.following import follow
 from lmr.store.head import Head, Lease
 from lmr.store.reading import PAGE_ROWS, open_page, page_after, refuse_archived
+from lmr.store.restoring import restore_records
 from lmr.store.schema import runs
 from lmr.store.writing import Writing
 
@@ -99,6 +100,18 @@ class EventLog:
             transaction.look_up(event_id for event_id, _ in batch)
             added = (transaction.append(event, event_id) for event_id, event in batch)
             return [record for record in added if record is not None]
+
+    def restore(self, run_id: str, records: Iterable[Record]) -> Head:
+        """Write records that were sealed elsewhere, as they are, into a run that has none yet; in one transaction.
+
+        For logs that come from a bundle, or from facts decided offline. The run goes on under the last record's epoch.
+
+        Raises:
+            HeadMoved: the run has records already.
+            LogCorrupt: the records are not a dense, chained log of this run from seq 1 on.
+        """
+        with self.database.write() as connection:
+            return restore_records(self.database, connection, run_id, Head(0, genesis_hash(run_id)), records)
 
     def read(self, run_id: str, after: int = 0, limit: int | None = None) -> Iterator[Record]:
         """The records behind `after` in order, read a page at a time.
