@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from lmr.store import StoreError
+from lmr.store.upgrading import check, current, upgrade
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,21 +16,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`upgrade` migrates, `current` prints the revision, `check` exits 1 when the log needs another version."""
-    from lmr.store.migrate import status, upgrade
-    from lmr.store.opening import open_database
-
+    """`upgrade` migrates, `current` prints the revision, `check` names each fault and exits 1 when there is one."""
     try:
-        database = open_database(args.log, create=args.what == "upgrade", read_only=args.what != "upgrade")
-        try:
-            if args.what == "upgrade":
-                upgrade(database)
-            with database.read() as connection:
-                found = status(database, connection)
-        finally:
-            database.close()
+        if args.what == "upgrade":
+            before, after = upgrade(args.log)
+            print(f"{after.url}: revision {before.revision or 'none'} -> {after.revision}")
+        elif args.what == "current":
+            found = current(args.log)
+            print(f"{found.url}: revision {found.revision or 'none'} ({found.standing}); ours is {found.head}")
+        elif faults := check(args.log):
+            print("\n".join(faults))
+            return 1
+        else:
+            print("the schema is whole and current")
     except StoreError as error:
         print(f"lmr db: {error}", file=sys.stderr)
         return 2
-    print(f"{found.url}: revision {found.revision or 'none'} ({found.standing}); this software writes {found.head}")
-    return 0 if args.what != "check" or found.standing == "current" else 1
+    return 0

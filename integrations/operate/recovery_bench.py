@@ -23,8 +23,8 @@ STEPS = 100_000
 POLICY = "schema_version = 1\n[recovery]\npublish_ms = 200\n"
 FIRST_KILL_STEP = 40
 FRESH_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Stock torchrun hands restarted workers the store of the ones that failed; gloo then reads stale addresses and does not
-form the group. This setting of torch's avoids that: stock at its best is what we compare with."""
+"""Stock torchrun hands restarted workers the store of the ones that failed; gloo then reads stale addresses and does
+not form the group. This setting of torch's avoids that: stock at its best is what we compare with."""
 
 
 @dataclass(frozen=True)
