@@ -90,6 +90,27 @@ def prepare(database: Dialect, *, create: bool) -> None:
             migrate(connection, HEAD)
 
 
+def upgrade(database: Dialect) -> tuple[SchemaStatus, SchemaStatus]:
+    """Bring the schema up to this version's, in one transaction; an empty database gets it whole.
+
+    Writers wait meanwhile. Agents of an older version that have the log open go on; they cannot open it anew.
+
+    Returns:
+        Where it stood before, and where it stands now.
+
+    Raises:
+        ForeignDatabase, SchemaNewer: it was not touched.
+    """
+    with database.write() as connection:
+        database.lock_schema(connection)
+        before = status(database, connection)
+        if before.standing != "older":
+            require(before)
+        if before.standing != "current":
+            migrate(connection, HEAD)
+        return before, status(database, connection)
+
+
 def migrate(connection: Connection, revision: str) -> None:
     """Run the revisions up to `revision` inside the connection's transaction."""
     # Imported here: only creating and upgrading need Alembic, and every agent opens a log.

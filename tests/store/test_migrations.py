@@ -10,6 +10,7 @@ from store_tamper import unguarded
 
 from lmr.engine.record import Record, genesis_hash, seal
 from lmr.store import EventLog, LogUnavailable, SchemaOlder, StoreError, open_log
+from lmr.store import migrate as migrations
 from lmr.store.migrate import HEAD, REVISIONS, migrate
 from lmr.store.opening import open_database
 from lmr.store.schema import AUDIT_VIEWS, epochs, metadata
@@ -95,15 +96,13 @@ def test_upgrading_twice_changes_nothing(url: str) -> None:
 
 def test_a_migration_that_fails_has_not_happened(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """DDL is transactional on both; SQLite's driver would commit behind our back if we let it."""
-    from lmr.store import upgrading
-
     records = _at_revision(url, "0001")
 
     def fail(*_: object) -> None:
         migrate(*_)  # type: ignore[arg-type]
         raise RuntimeError("power cut")
 
-    monkeypatch.setattr(upgrading, "migrate", fail)
+    monkeypatch.setattr(migrations, "migrate", fail)
     with pytest.raises(RuntimeError):
         upgrade(url)
     monkeypatch.undo()
@@ -145,6 +144,7 @@ def test_the_guards_named_are_all_the_guards_there_are(log: EventLog) -> None:
         assert log.database.active_guards(connection) == set()
 
 
-def test_current_says_what_cannot_be_opened(tmp_path: Path) -> None:
+def test_a_missing_database_is_not_made_to_look_at_it(tmp_path: Path) -> None:
     with pytest.raises(LogUnavailable):
-        current(tmp_path / "none.db")
+        current(f"sqlite:///{tmp_path}/none.db")
+    assert not (tmp_path / "none.db").exists()
