@@ -1,12 +1,14 @@
 """A script that loses its workers and is restored ends bit for bit as if nothing had happened.
 
-Each case is a plain PyTorch loop (`scripts/variants.py`) that is killed some steps after the step it is restored to, and
-compared in every step's loss and samples and in all state at its end with a run that has none of our software in it.
+Each case is a plain PyTorch loop (`scripts/variants.py`) that is killed some steps after the step it is restored to,
+and compared in every step's loss and samples and in all state at its end with a run that has none of our software in
+it. One process and two nodes of two ranks each run always, the other shapes in the long tests.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scenario import Scenario, reference
@@ -14,22 +16,22 @@ from scenario import Scenario, reference
 VARIANTS = Path(__file__).parent / "scripts" / "variants.py"
 
 # 48 samples in batches of 8: an epoch has 6 steps, so 6 and 12 are epoch boundaries (3 and 6 when accumulating by 2).
-SINGLE = [
+SINGLE = [("plain", 10), ("accumulate", 4), ("workers", 10)]
+SINGLE_LONG = [
     ("plain", 1),
-    ("plain", 10),
     ("plain", 12),
     ("plateau", 15),
     ("own_generator", 8),
     ("loader_generator", 14),
     ("python_sampler", 9),
-    ("workers", 10),
     ("persistent_workers", 16),
     ("stream", 10),
-    ("accumulate", 4),
     ("two_optimizers", 13),
     ("no_loader", 10),
     ("zipped", 10),
 ]
+FOUR_RANKS = [("ddp", 9)]
+FOUR_RANKS_LONG = [("ddp", 2), ("ddp_unused", 8), ("ddp_static", 7)]
 
 
 def recover(tmp_path: Path, variant: str, step: int, nodes: int, local: int) -> Scenario:
@@ -49,7 +51,11 @@ def recover(tmp_path: Path, variant: str, step: int, nodes: int, local: int) -> 
     return scenario
 
 
-@pytest.mark.parametrize(("variant", "step"), SINGLE)
+def cases(always: list[tuple[str, int]], long: list[tuple[str, int]]) -> list[Any]:
+    return [*always, *(pytest.param(*case, marks=pytest.mark.long) for case in long)]
+
+
+@pytest.mark.parametrize(("variant", "step"), cases(SINGLE, SINGLE_LONG))
 def test_one_process(tmp_path: Path, variant: str, step: int) -> None:
     """Position, optimizer, schedule, scaler, averages and random states of one process come back exactly."""
     scenario = recover(tmp_path, variant, step, nodes=1, local=1)
@@ -57,7 +63,7 @@ def test_one_process(tmp_path: Path, variant: str, step: int) -> None:
     assert degraded == (["position"] if variant == "stream" else [])
 
 
-@pytest.mark.parametrize(("variant", "step"), [("ddp", 2), ("ddp", 9), ("ddp_unused", 8), ("ddp_static", 7)])
+@pytest.mark.parametrize(("variant", "step"), cases(FOUR_RANKS, FOUR_RANKS_LONG))
 def test_four_ranks(tmp_path: Path, variant: str, step: int) -> None:
     """With four ranks the order of sums counts: gradient buckets come back as they were, too."""
     recover(tmp_path, variant, step, nodes=2, local=2)

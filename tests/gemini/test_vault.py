@@ -1,4 +1,4 @@
-"""The vault as a process: what it keeps, what it gives back, and what it refuses. Only the agent and torch are doubled."""
+"""The vault as a process: what it keeps, what it gives back and what it refuses. Only agent and torch are doubled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def damage_one_byte(node: NodeDouble, rank: int, step: int) -> None:
     """Flip one byte of a rank's shard where the vault keeps it."""
     wanted = content(rank, step, 64 * 1024, 32 * 1024)
     for path in vault_memory(node.vault.pid):
-        with open(path, "r+b") as memory:
+        with Path(path).open("r+b") as memory:
             if memory.read(len(wanted)) == wanted:
                 memory.seek(1000)
                 memory.write(bytes([wanted[1000] ^ 1]))

@@ -8,6 +8,7 @@ with the buckets that were in use.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ Buckets = list[list[int]]
 
 # What is used below is private in torch 2.13, so it is untyped here, guarded, and tested against the real thing.
 _c10d: Any = dist
+_known: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[Any, Buckets]] = weakref.WeakKeyDictionary()
 
 
 class LayoutUnknown(Exception):
@@ -30,11 +32,20 @@ def is_settled(ddp: DistributedDataParallel) -> bool:
 
 
 def read(ddp: DistributedDataParallel) -> Buckets:
-    """The buckets in use, as indices of parameters.
+    """The buckets in use, as indices of parameters. Remembered until they are rebuilt: looking allocates all of them.
 
     Raises:
         LayoutUnknown: this DDP does not say.
     """
+    version = (id(ddp.reducer), getattr(ddp, "_has_rebuilt_buckets", None))
+    if ddp in _known and _known[ddp][0] == version and version[1] is not None:
+        return _known[ddp][1]
+    found = _look(ddp)
+    _known[ddp] = (version, found)
+    return found
+
+
+def _look(ddp: DistributedDataParallel) -> Buckets:
     try:
         number = {id(p): i for i, p in enumerate(_parameters(ddp))}
         return [[number[id(p)] for p in bucket.parameters()] for bucket in ddp.reducer._get_zeros_like_grad_buckets()]

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import time
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -66,7 +68,7 @@ class Net(nn.Module):
         super().__init__()
         sizes = [FEATURES] + [width] * layers
         self.body = nn.Sequential(
-            *(nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()) for a, b in zip(sizes, sizes[1:]))
+            *(nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()) for a, b in pairwise(sizes))
         )
         self.dropout = nn.Dropout(0.2)
         self.head = nn.Linear(width, CLASSES)
@@ -88,7 +90,7 @@ class Run:
     def log(self, loss, samples, **more):
         self.step += 1
         entry = {"step": self.step, "loss": float(loss).hex(), "samples": [int(i) for i in samples], **more}
-        with open(f"{self.args.log_file}.rank{self.rank}.jsonl", "a") as lines:
+        with Path(f"{self.args.log_file}.rank{self.rank}.jsonl").open("a") as lines:
             lines.write(json.dumps(entry) + "\n")
         time.sleep(self.args.pause)
 
@@ -213,7 +215,7 @@ def zipped(run):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     left, right = (DataLoader(Points(noisy=True), batch_size=BATCH, shuffle=True) for _ in range(2))
     for _ in range(5):
-        for (ids, x, y), (other_ids, other_x, _) in zip(left, right):
+        for (ids, x, y), (other_ids, other_x, _) in zip(left, right, strict=True):
             optimizer.zero_grad()
             loss = cross_entropy(model(x), y) + mse_loss(model(other_x), model(x).detach())
             loss.backward()

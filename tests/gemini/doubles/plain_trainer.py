@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 from lmr.integrations.gemini.client import Restored, VaultClient
 from lmr.integrations.gemini.shard import Layout, Wanted
@@ -60,9 +61,7 @@ def vault_memory(pid: int) -> list[str]:
     found = {}
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"
-        name = os.readlink(path)
+        name = str(Path(path).readlink())
         if "memfd:lmr-vault" in name:
             found[name] = path
     return list(found.values())
-
-
