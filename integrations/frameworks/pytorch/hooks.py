@@ -109,7 +109,7 @@ def _follow_calls(session: Session) -> None:
     """Calls of models matter until the state is restored, and in loops without a loader."""
 
     def called(module: nn.Module, _args: Any) -> None:
-        if module.training and session.mine and torch.is_grad_enabled():
+        if session.awaits_a_call and module.training and session.mine and torch.is_grad_enabled():
             _guard(session, "capture", lambda: session.at_forward(module))
 
     torch.nn.modules.module.register_module_forward_pre_hook(called)

@@ -84,6 +84,11 @@ class Session:
         if track.training:
             self._boundary()
 
+    @property
+    def awaits_a_call(self) -> bool:
+        """Whether the next call of the model may matter; most of the time it does not."""
+        return self._must_restore or self.steps.completed > self._captured_step
+
     def at_forward(self, module: nn.Module) -> None:
         """A module is called in training mode, outside any other."""
         if self._must_restore and not self._has_restored:
@@ -212,7 +217,7 @@ class Session:
     def _finish_restore(self) -> None:
         if self._must_restore and self.restore_is_over:
             self._must_restore = False
-            self._reader = None
+            self._reader = self._restored = None
             if self._vault is not None:
                 self._vault.done_reading()
 
