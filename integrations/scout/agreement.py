@@ -1,8 +1,8 @@
 """State agreement: digests of the state that data-parallel peers must share, compared by strict majority.
 
 Each vault digests what its ranks captured, outside the training process, and sends the digests here; nothing is
-compared inside the training step. After SCOUT (arXiv 2608.11034): equivalent peers are compared, a strict majority names
-the outlier, without one nobody is named.
+compared inside the training step. After SCOUT (arXiv 2608.11034): equivalent peers are compared, a strict majority
+names the outlier, without one nobody is named.
 """
 
 from __future__ import annotations

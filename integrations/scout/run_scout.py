@@ -1,0 +1,208 @@
+"""RunScout: what all ranks together say. Lives beside the decider; publishes facts, decides nothing.
+
+    node summaries --> Standing --> detectors --> facts for the log
+                                        |
+                                        +-------> Ask: stacks and flight records of a hang, before the fact is published
+
+Time is passed in, so a recorded stream of summaries gives the same facts again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from lmr.engine.events import (
+    Artifact,
+    CheckpointStalled,
+    CollectiveDesynced,
+    EventData,
+    InputStalled,
+    LossDiverged,
+    RankHung,
+    RankSlowed,
+)
+from lmr.integrations.scout import hang
+from lmr.integrations.scout.desync import DesyncDetector
+from lmr.integrations.scout.loss import LossDetector
+from lmr.integrations.scout.replay_policy import ReplayPolicy
+from lmr.integrations.scout.stall import StallDetector
+from lmr.integrations.scout.standing import Standing
+from lmr.integrations.scout.straggler import StragglerDetector
+from lmr.integrations.scout.summary import SummaryInvalid, from_wire
+
+log = structlog.get_logger("lmr.scout")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Evidence wanted of these ranks; each node answers for its own."""
+
+    request: int
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class _Suspicion:
+    """A hang whose evidence is on its way."""
+
+    request: int
+    found: hang.Hang
+    until_ms: int
+    awaited: set[int]
+    artifacts: list[Artifact] = field(default_factory=list)
+
+
+class RunScout:
+    """Watches one generation after the other.
+
+    Args:
+        policy: the run's `[replay]` table.
+    """
+
+    def __init__(self, policy: ReplayPolicy) -> None:
+        self._policy = policy
+        self._requests = 0
+        self._begin(Standing(-1, 0))
+
+    def _begin(self, standing: Standing) -> None:
+        self.standing = standing
+        self._desync = DesyncDetector(self._policy.desync)
+        self._stalls = StallDetector(self._policy.stall, self._policy.hang)
+        self._losses = LossDetector(self._policy.loss)
+        self._stragglers = StragglerDetector(self._policy.straggler)
+        self._suspicion: _Suspicion | None = None
+        self._hang_said: tuple[Any, ...] | None = None
+
+    # What happens ----------------------------------------------------------------------------------------------------
+
+    def begin(self, generation: int, world_size: int) -> None:
+        """A new worker group; what was said about older ones no longer counts."""
+        self._begin(Standing(generation, world_size))
+
+    def heard(self, message: dict[str, Any], now_ms: int) -> None:
+        """A node's `pulse` message; one of another generation is ignored, one that is none is said and dropped."""
+        if message.get("generation") != self.standing.generation:
+            return
+        try:
+            for told in message["ranks"]:
+                self.standing.hear(from_wire(told), now_ms)
+            self.standing.learn(message["groups"], message["calls"])
+        except (SummaryInvalid, KeyError, TypeError, ValueError, AttributeError) as error:
+            log.error("pulse_refused", why=repr(error)[:200])
+
+    def captured(self, message: dict[str, Any]) -> None:
+        """A node's answer to an `Ask`."""
+        waiting = self._suspicion
+        if waiting is None or message.get("request") != waiting.request:
+            return
+        try:
+            waiting.artifacts += [Artifact(name=str(a["name"]), digest=str(a["digest"])) for a in message["artifacts"]]
+            waiting.awaited -= {int(rank) for rank in message["ranks"]}
+        except (KeyError, TypeError, ValueError) as error:
+            log.error("evidence_refused", why=repr(error)[:200])
+
+    def ended(self, generation: int, rank: int, *, clean: bool) -> None:
+        """A rank's process ended. After one that did not end well, nobody is judged in this generation."""
+        if generation == self.standing.generation:
+            (self.standing.finished if clean else self.standing.lost).add(rank)
+
+    # What follows from it --------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> list[EventData | Ask]:
+        """Look at everything; call it a few times a second.
+
+        Returns:
+            Facts to publish, and evidence to ask for.
+        """
+        policy, standing = self._policy, self.standing
+        if not policy.pulse.enabled or not standing.ranks or standing.lost:
+            return []
+        said: list[EventData | Ask] = []
+        if policy.desync.enabled:
+            said += self._desynced(now_ms)
+        if policy.loss.enabled:
+            said += self._diverged(now_ms)
+        if not standing.complete(now_ms, policy.pulse.stale_ms):
+            return said
+        said += self._stalled()
+        if policy.straggler.enabled:
+            said += self._slowed(now_ms)
+        if policy.hang.enabled:
+            said += self._hung(now_ms)
+        return said
+
+    def _desynced(self, now_ms: int) -> list[EventData]:
+        return [
+            CollectiveDesynced(
+                generation=self.standing.generation, ranks=found.ranks, group=found.group, collective_seq=found.sequence
+            )
+            for found in self._desync.look(self.standing, now_ms)
+        ]
+
+    def _diverged(self, now_ms: int) -> list[EventData]:
+        found = self._losses.look(self.standing, now_ms)
+        if found is None:
+            return []
+        return [LossDiverged(generation=self.standing.generation, step=found.step, ranks=found.ranks)]
+
+    def _stalled(self) -> list[EventData]:
+        kinds = {"input": InputStalled, "checkpoint": CheckpointStalled}
+        return [
+            kinds[found.kind](
+                generation=self.standing.generation, rank=found.rank, step=found.step, stalled_ms=found.stalled_ms
+            )
+            for found in self._stalls.look(self.standing)
+        ]
+
+    def _slowed(self, now_ms: int) -> list[EventData]:
+        return [
+            RankSlowed(
+                generation=self.standing.generation,
+                rank=found.rank,
+                component=found.component,
+                slowdown_pct=found.slowdown_pct,
+                windows=found.windows,
+            )
+            for found in self._stragglers.look(self.standing, now_ms)
+        ]
+
+    def _hung(self, now_ms: int) -> list[EventData | Ask]:
+        found = hang.find(self.standing, self._policy.hang, input_has_detector=self._policy.stall.input_enabled)
+        if found is None:
+            self._suspicion = None
+            return []
+        key = (found.ranks, found.step, found.phase, found.collective)
+        if key == self._hang_said:
+            return []
+        waiting = self._suspicion
+        if waiting is None or waiting.found.ranks != found.ranks:
+            return [self._ask(found, now_ms)]
+        if waiting.awaited and now_ms < waiting.until_ms:
+            return []
+        self._suspicion = None
+        self._hang_said = key
+        return [_fact(self.standing.generation, found, waiting.artifacts)]
+
+    def _ask(self, found: hang.Hang, now_ms: int) -> Ask:
+        self._requests += 1
+        wanted = found.ranks[:4] if found.witness is None else (*found.ranks[:4], found.witness)
+        self._suspicion = _Suspicion(
+            self._requests, found, now_ms + self._policy.hang.artifact_wait_ms, awaited=set(wanted)
+        )
+        return Ask(self._requests, wanted)
+
+
+def _fact(generation: int, found: hang.Hang, artifacts: list[Artifact]) -> RankHung:
+    more: dict[str, Any] = {"artifacts": tuple(artifacts)} if artifacts else {}
+    return RankHung(
+        generation=generation,
+        ranks=found.ranks,
+        step=found.step,
+        phase=found.phase,
+        stalled_ms=found.stalled_ms,
+        collective=found.collective,
+        **more,
+    )
