@@ -14,7 +14,8 @@ from typing import Any
 from lmr.engine.canonical import canonical_bytes, parse_json
 from lmr.engine.errors import EngineError
 from lmr.engine.events import DECISIONS, DeadlinePassed, Event, UnknownData
-from lmr.engine.record import Record, open_record
+from lmr.engine.record import Record
+from lmr.replay_tool.decoding import open_fast
 from lmr.replay_tool.errors import Unreadable
 
 HASH_FIELDS = ("prev_hash", "hash")
@@ -124,7 +125,7 @@ def read_records(path: Path) -> Iterator[Record]:
         if not all(_is_sha256(item) for item in chain):
             raise Unreadable(str(path), f"line {number}: `prev_hash` and `hash` must be 64 hex digits")
         try:
-            yield open_record(canonical_bytes(envelope), chain[0], chain[1])
+            yield open_fast(canonical_bytes(envelope), chain[0], chain[1])
         except EngineError as error:
             raise Unreadable(str(path), f"line {number}: {error}") from error
 

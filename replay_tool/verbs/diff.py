@@ -111,9 +111,15 @@ def diff_points(log: Log, first: int, second: int) -> Diff:
 
 
 def _says(record: Record) -> dict[str, Any]:
+    """What a record says, without the run's id and what follows from it: two runs of one story differ in nothing else."""
     said = record.event.to_json()
-    said["data"].pop("run_id", None)  # two runs of one story differ in it, and in nothing that matters
-    return {**said, "recorded_at_ms": record.recorded_at_ms, "event_id": record.event_id}
+    said["data"].pop("run_id", None)
+    plan = said["data"].get("plan")
+    if isinstance(plan, dict):
+        said["data"]["plan"] = {key: value for key, value in plan.items() if key not in ("run_id", "plan_id")}
+    else:
+        said["event_id"] = record.event_id
+    return {**said, "recorded_at_ms": record.recorded_at_ms}
 
 
 def _line(record: Record | None) -> Line | None:

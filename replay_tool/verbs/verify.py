@@ -90,7 +90,8 @@ def verify(log: Log, *, anchors: Iterable[Anchor] = (), progress: Progress = sil
     pass_ = _Pass(result, log.run_id, {anchor.seq: anchor for anchor in anchors})
     try:
         for record in log.records():
-            pass_.check(record)
+            if not pass_.check(record):
+                break
             if not record.seq % 20_000:
                 progress(record.seq)
     except LogBroken as error:
@@ -111,8 +112,12 @@ class _Pass:
         self.due: Event | None = None
         self.missed = False
 
-    def check(self, record: Record) -> None:
+    def check(self, record: Record) -> bool:
+        """One more record; False when a gap was found, behind which nothing can be folded."""
+        in_order = record.seq == self.result.records + 1
         self._check_chain(record)
+        if not in_order:
+            return False
         data = record.event.data
         self.result.records += 1
         if isinstance(data, PlanCommitted | RunClosed):
@@ -133,6 +138,7 @@ class _Pass:
         self.due = decide(self.state)
         if self.due is None:
             self.missed = False
+        return True
 
     def finish(self) -> None:
         result = self.result
@@ -152,7 +158,12 @@ class _Pass:
     def _check_chain(self, record: Record) -> None:
         expected = self.result.records + 1
         if record.seq != expected:
-            self._fault(record, "seq_gap", f"seq {record.seq} where {expected} was expected", recorded=record.seq)
+            self._fault(
+                record,
+                "seq_gap",
+                f"seq {record.seq} where {expected} was expected; nothing behind it was read",
+                recorded=record.seq,
+            )
         if record.run_id != self.run_id:
             self._fault(record, "wrong_run", f"belongs to run {record.run_id!r}", "run_id", record.run_id, self.run_id)
         if record.prev_hash != self.head:
