@@ -26,13 +26,14 @@
     return `${sign}${s}.${milli} s`;
   };
 
-  // Nodes with the same roles at the same times are one lane: two thousand nodes of which three failed are four lanes.
+  // Nodes that would be drawn alike are one lane: two thousand nodes of which three failed are some five lanes.
+  const pixel = (ms) => ms === null ? null : Math.round(WIDTH * (ms - data.start) / Math.max(1, data.end - data.start));
   const lanes = () => {
     if (!grouped) return data.nodes.map((node, index) => ({ name: node[0], members: [index], spans: node[1] }));
     const groups = new Map();
     data.nodes.forEach((node, index) => {
       const blamed = data.blamed.includes(index);
-      const key = blamed ? `#${index}` : JSON.stringify(node[1].map((span) => [span[0], span[1], span[2], span[3]]));
+      const key = blamed ? `#${index}` : JSON.stringify(node[1].map((span) => [span[0], pixel(span[1]), pixel(span[2]), span[3]]));
       if (!groups.has(key)) groups.set(key, { name: node[0], members: [], spans: node[1] });
       groups.get(key).members.push(index);
     });

@@ -136,8 +136,9 @@ class Browser:
         self("Emulation.setEmulatedMedia", features=features)
 
     def screenshot(self) -> bytes:
-        """What is seen now, as PNG."""
-        return base64.b64decode(self("Page.captureScreenshot", format="png")["data"])
+        """The upper part of the page at half size, as PNG."""
+        clip = {"x": 0, "y": 0, "width": 1300, "height": 1000, "scale": 0.5}
+        return base64.b64decode(self("Page.captureScreenshot", format="png", clip=clip)["data"])
 
     def pdf(self) -> bytes:
         """The page as it prints."""

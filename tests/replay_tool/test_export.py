@@ -1,0 +1,96 @@
+"""Exports: bundles and JSONL come back byte for byte, CSV is a table, traces are what Perfetto's own schema says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from conftest import CORPUS, Replay
+
+RECORDED = sorted(CORPUS.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_jsonl_round_trip_is_byte_identical(path: Path, tmp_path: Path, replay: Replay) -> None:
+    """Recorded JSONL -> database -> bundle -> database -> JSONL is the file it was."""
+    replay("import", path, "--into", tmp_path / "a.db")
+    replay("export", tmp_path / "a.db", "-o", tmp_path / "run.lmrb.gz")
+    replay("import", tmp_path / "run.lmrb.gz", "--into", tmp_path / "b.db")
+    assert replay("export", tmp_path / "b.db", "-o", tmp_path / "back.jsonl").code == 0
+    assert (tmp_path / "back.jsonl").read_bytes() == path.read_bytes()
+
+
+def test_a_redacted_bundle_hides_names_and_still_verifies(tmp_path: Path, replay: Replay) -> None:
+    """Hosts and people are gone from the bytes; it says that it is redacted."""
+    bundle = tmp_path / "run.lmrb"
+    assert replay("export", CORPUS / "operator-replace.jsonl", "-o", bundle, "--redact").code == 0
+    text = bundle.read_text("utf-8")
+    for name in ("node-3", "10.0.0.", "ana", "fan tray"):
+        assert f'"{name}' not in text, name
+    ran = replay("verify", bundle, "--json")
+    assert any("redacted" in note for note in ran.json["notes"])
+
+
+def test_csv_has_a_row_a_record(tmp_path: Path, replay: Replay) -> None:
+    replay("export", CORPUS / "hang.jsonl", "-o", tmp_path / "hang.csv")
+    with (tmp_path / "hang.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["seq"]) for row in rows] == list(range(1, 69))
+    hung = next(row for row in rows if row["type"] == "rank_hung")
+    assert hung["sentence"].startswith("rank 3 made no progress for 30.0 s in phase backward at step 86")
+    assert json.loads(hung["data"])["ranks"] == [3]
+
+
+def test_a_broken_export_leaves_no_half_file(tmp_path: Path, replay: Replay) -> None:
+    source = tmp_path / "cut.jsonl"
+    source.write_bytes((CORPUS / "hang.jsonl").read_bytes()[:-60])
+    assert replay("export", source, "-o", tmp_path / "out.csv").code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["cut.jsonl"]
+
+
+def test_json_trace_has_a_track_a_node(tmp_path: Path, replay: Replay) -> None:
+    """Complete slices, instants and a counter, in microseconds, each on a named track."""
+    path = tmp_path / "trace.json"
+    assert replay("export", CORPUS / "node-loss.jsonl", "--format", "perfetto", "-o", path).code == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert set(named.values()) == {"run node-loss", *(f"node-{n}" for n in range(1, 7))}
+    assert {event["ph"] for event in events} == {"M", "X", "i", "C"}
+    for event in events:
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            assert event["tid"] in named
+    incident = next(event for event in events if event["name"].startswith("incident 2"))
+    assert incident["dur"] == 2_443_000
+    assert incident["args"]["blamed"] == "node-2"
+
+
+def test_protobuf_trace_is_valid_by_perfettos_schema(tmp_path: Path, replay: Replay) -> None:
+    """Parsed by Perfetto's published schema: nothing unknown, every track declared, slices nest and end."""
+    schema = pytest.importorskip(
+        "perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="pip install perfetto brings the published schema"
+    )
+    path = tmp_path / "run.pftrace"
+    assert replay("export", CORPUS / "lemon-node.jsonl", "-o", path).code == 0
+    trace = schema.Trace()
+    trace.ParseFromString(path.read_bytes())
+    trace.DiscardUnknownFields()
+    assert trace.ByteSize() == path.stat().st_size, "the schema does not know something that was written"
+    tracks = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
+    assert {"training step", "node-3"} <= set(tracks.values())
+    depth: dict[int, int] = defaultdict(int)
+    last = 0
+    for packet in trace.packet:
+        assert packet.trusted_packet_sequence_id == 1
+        if not packet.HasField("track_event"):
+            continue
+        event = packet.track_event
+        assert packet.timestamp >= last
+        last = packet.timestamp
+        assert event.track_uuid in tracks
+        depth[event.track_uuid] += {event.TYPE_SLICE_BEGIN: 1, event.TYPE_SLICE_END: -1}.get(event.type, 0)
+        assert depth[event.track_uuid] >= 0
+    assert not any(depth.values())
