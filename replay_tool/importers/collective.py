@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lmr.engine.events import Collective, RankHung, WorkerExited
 from lmr.replay_tool.importers.exits import error_of
-from lmr.replay_tool.importers.sighting import Gleaned, Job, Sighting
+from lmr.replay_tool.importers.sighting import UNPLACED, Gleaned, Job, Sighting
 from lmr.replay_tool.importers.stamps import stamp_ms
 
 _TIMEOUT = re.compile(
@@ -73,7 +73,7 @@ def read(path: Path, job: Job) -> Gleaned:
 
 
 def _echo(rank: int, text: str, at_ms: int | None, node: str | None, where: str) -> Sighting:
-    data = WorkerExited(generation=0, node=node or "", rank=rank, exit_code=1, error=error_of(text, None))
+    data = WorkerExited(generation=0, node=node or UNPLACED, rank=rank, exit_code=1, error=error_of(text, None))
     return Sighting(data, at_ms, node, where)
 
 

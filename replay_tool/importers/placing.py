@@ -18,7 +18,7 @@ from lmr.engine.events import (
     RunOpened,
     WorkerExited,
 )
-from lmr.replay_tool.importers.sighting import Gleaned, Sighting
+from lmr.replay_tool.importers.sighting import UNPLACED, Gleaned, Sighting
 
 OPENING_MS = 60_000
 """The made-up opening lies this long before the first sighting."""
@@ -144,9 +144,11 @@ def _event(placed: Placed, sighting: Sighting, at_ms: int) -> Event | None:
     data: Any = sighting.data
     named = getattr(data, "node", None)
     if named is not None:
-        node = _known(placed, named) if named else _node_of_rank(placed, data)
+        node = _known(placed, named) if named != UNPLACED else _node_of_rank(placed, data)
         if node is None:
-            placed.notes.append(f"{sighting.where}: {named or 'its rank'} is no node of this job")
+            placed.notes.append(
+                f"{sighting.where}: {'its rank' if named == UNPLACED else named} is on no node of this job"
+            )
             return None
         data = data.model_copy(update={"node": node})
     highest = len(placed.nodes) * placed.local_world_size

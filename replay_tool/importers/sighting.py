@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from lmr.engine.events import Data
 
+UNPLACED = "?"
+"""Node of a fact whose artefact names only a rank; `placing` finds the node."""
+
 
 @dataclass(frozen=True)
 class Sighting:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmr.engine.events import WorkerExited
 from lmr.replay_tool.importers.exits import error_of
-from lmr.replay_tool.importers.sighting import Gleaned, Job, Sighting
+from lmr.replay_tool.importers.sighting import UNPLACED, Gleaned, Job, Sighting
 
 _SIGNAL = re.compile(r"Signal (\d+) \(\w+\) received by PID")
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)")
@@ -42,7 +42,7 @@ def read(path: Path, job: Job) -> Gleaned:
     callstack = details.get("py_callstack")
     data = WorkerExited(
         generation=0,
-        node=node or "",
+        node=node or UNPLACED,
         rank=rank,
         exit_code=None if number is not None else _exit_code(document),
         signal=number,
