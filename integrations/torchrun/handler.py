@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -100,6 +100,7 @@ class LmrHandler(RendezvousHandler):
         runtime = self._runtime
         if runtime is None:
             return 0
+        self._note_termination(runtime)
         now = runtime.current()
         agent = AgentView.of_caller()
         if now.end is not None and not (now.end.run_closed and now.end.exit_code == 0):
@@ -226,6 +227,15 @@ class LmrHandler(RendezvousHandler):
             self._runtime.close(reason)
         self._store = None
 
+    def _note_termination(self, runtime: NodeRuntime) -> None:
+        """torchelastic installs its handlers with each worker group; ours go first and say that no failure follows."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in LEAVE_SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler) and not isinstance(handler, _Leaving):
+                signal.signal(number, _Leaving(runtime, handler))
+
     @contextlib.contextmanager
     def _signals_while_parked(self) -> Iterator[None]:
         """torchelastic installs handlers only when it starts workers; a parked agent must not die without a goodbye."""
@@ -242,6 +252,23 @@ class LmrHandler(RendezvousHandler):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class _Leaving:
+    """A signal handler: the operator ends this agent, so what its workers do from here on is no failure of theirs.
+
+    Args:
+        runtime: is told.
+        then: the handler that was installed; it raises.
+    """
+
+    def __init__(self, runtime: NodeRuntime, then: Callable[[int, FrameType | None], Any]) -> None:
+        self._runtime = runtime
+        self._then = then
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        self._runtime.told_to_leave()
+        return self._then(number, frame)
 
 
 class _NoWaiting(Store):

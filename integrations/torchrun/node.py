@@ -12,6 +12,8 @@ import json
 import os
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Coroutine
@@ -33,6 +35,7 @@ from lmr.engine.events import (
     WorkersFinished,
 )
 from lmr.engine.plan import Assignment, Plan
+from lmr.integrations.torchrun import warm
 from lmr.integrations.torchrun.config import BackendConfig, database_host
 from lmr.integrations.torchrun.decider import LEASE_MS, MOVING, Decider
 from lmr.integrations.torchrun.election import Election, listen
@@ -134,8 +137,11 @@ class NodeRuntime:
         self._reporting = False
         self._welcome: asyncio.Future[None] | None = None
         self._fencing = False
+        self._leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._warm: subprocess.Popen[bytes] | None = None
+        self._warm_name = ""
 
     # -- what the torchrun thread calls --------------------------------------------------------------------------------
 
@@ -200,6 +206,15 @@ class NodeRuntime:
         for pid in more_pids:
             kill_group(pid)
 
+    def told_to_leave(self) -> None:
+        """The agent got a signal that ends it. Called from a signal handler: only schedules."""
+        self._loop.call_soon_threadsafe(self._told_to_leave)
+
+    def _told_to_leave(self) -> None:
+        self._leaving = True
+        if self._workers is not None:
+            self._workers.leave()
+
     def stopped(self) -> None:
         """The agent is between generations; a displaced node has stopped its workers."""
         self._loop.call_soon_threadsafe(self._set, {"displaced": False})
@@ -225,6 +240,7 @@ class NodeRuntime:
             "LM_RESILIENCY_GENERATION": str(self._current.generation),
             "LM_RESILIENCY_RESUME_STEP": str(step),
             "LMR_AGENT_SOCKET": self._workers.socket_name,
+            warm.SOCKET: self._warm_name,
             "LMR_VAULT_SOCKET": self._vault.socket_name if self._vault is not None else "",
             "LMR_WORKER_POLICY": self._config.worker_policy.model_dump_json(),
         }
@@ -258,12 +274,26 @@ class NodeRuntime:
         if not self._secret:
             raise AdmissionRefused("the run has a secret: set LM_RESILIENCY_SECRET_FILE on every node")
         _, self._peer_port = await serve_peers(self._secret, self._silent_s)
+        self._keep_warm()
         name = f"lmr-agent-{self._scope()}-{os.getpid()}"
         self._workers = Workers(name, self._started, self._exited, self._trainer_said)
         if self._config.worker_policy.enable_checkpoint:
             await self._start_vault()
         await self._connect()
         self._spawn(self._watch())
+
+    def _keep_warm(self) -> None:
+        """A process with torch loaded, from which trainers start; without it they start cold."""
+        if os.environ.get(warm.SWITCH) == "0" or (self._warm is not None and self._warm.poll() is None):
+            return
+        self._warm_name = f"lmr-warm-{self._scope()}-{os.getpid()}-{self._current.generation}"
+        try:
+            self._warm = subprocess.Popen(
+                [sys.executable, "-m", "lmr.integrations.torchrun.warm", self._warm_name, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            log.warning("no_warm_start", why=str(error))
 
     def _join_until(self) -> float:
         return time.monotonic() + self._config.join_timeout_ms / 1000
@@ -489,6 +519,7 @@ class NodeRuntime:
         self._restorable = self._arrival = None
         self._set({"plan": plan, "mine": mine, "head": head, "go": None, "displaced": displaced})
         self._tell_vault_plan(plan, mine)
+        self._keep_warm()
 
     def _tell_vault_plan(self, plan: Plan, mine: Assignment | None) -> None:
         step = plan.checkpoint.step if plan.checkpoint is not None else 0
@@ -552,6 +583,8 @@ class NodeRuntime:
             self._link.send("restorable", generation=generation)
 
     async def _answer_probe(self, generation: int) -> None:
+        if self._leaving:
+            return  # this node is not to be counted on: its departure is the next fact
         await self._flush()
         if self._link is not None:
             self._link.send("alive", generation=generation)
@@ -776,6 +809,9 @@ class NodeRuntime:
             self._vault.close(end_vault=True)
         if self._workers is not None:
             self._workers.close()
+        if self._warm is not None:
+            self._warm.kill()
+            self._warm.wait()
         if self._meeting is not None:
             self._meeting.close()
 

@@ -62,8 +62,10 @@ class Workers:
         self._generation = -1
         self._ranks: frozenset[int] = frozenset()
         self._supervisors: dict[int, Peer] = {}
+        self._trainers: dict[int, Peer] = {}
         self._exits: dict[int, Exit] = {}
         self._killed = False
+        self._leaving = False
         self._peers: set[Peer] = set()
         self._stop = serve(socket_name, self._connected)
 
@@ -72,6 +74,7 @@ class Workers:
         self._generation = generation
         self._ranks = frozenset(ranks)
         self._supervisors = {}
+        self._trainers = {}
         self._exits = {}
         self._killed = False
 
@@ -86,8 +89,8 @@ class Workers:
         return bool(self._ranks) and self._ranks == {rank for rank, e in self._exits.items() if e.clean}
 
     def pids(self) -> list[int]:
-        """Process groups of the current supervisors. Safe from any thread."""
-        return [peer.about["pid"] for peer in list(self._supervisors.values())]
+        """The current supervisors and trainers. Safe from any thread."""
+        return [peer.about["pid"] for peer in [*self._supervisors.values(), *self._trainers.values()]]
 
     def kill(self) -> None:
         """SIGKILL every current worker's process group: they hold no state that is needed. Safe from any thread.
@@ -97,6 +100,13 @@ class Workers:
         self._killed = True
         for pid in self.pids():
             kill_group(pid)
+
+    def leave(self) -> None:
+        """The agent was told to end and so are its workers: how they end is no news, and nobody holds."""
+        self._killed = self._leaving = True
+        for rank in self._exits:
+            if rank in self._supervisors:
+                self._supervisors[rank].send("exit", code=1)
 
     def release(self, code: int) -> None:
         """Let the supervisors end with `code`."""
@@ -129,8 +139,12 @@ class Workers:
                 self._supervisors[rank] = peer
                 if self.supervised:
                     self._on_started()
+            case "exited", "supervisor" if self._leaving:
+                peer.send("exit", code=message["exit_code"] if message["exit_code"] is not None else 1)
             case "exited", "supervisor":
                 self._ended(_exit_of(message))
+            case "hello", "trainer":
+                self._trainers[rank] = peer
             case _, "trainer":
                 self._on_trainer(message)
 
@@ -162,7 +176,7 @@ def _exit_of(message: dict[str, Any]) -> Exit:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL a worker's process group; it is a session leader (torchrun starts workers so)."""
+    """SIGKILL a worker's process group: supervisors and warm trainers lead one; otherwise the process alone."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

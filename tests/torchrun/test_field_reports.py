@@ -1,8 +1,27 @@
 """What people reported of systems of this kind, each with real agents and real signals. Named after the report."""
 
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
 import pytest
 
 pytestmark = pytest.mark.torchrun
+
+SHORT_ORPHANS = "schema_version = 1\n[checkpoint]\norphan_s = 1\n"
+
+
+def kill_trainer(loop, node):
+    """SIGKILL one trainer of a node."""
+    os.kill(max(loop.trainers(node).items())[1], signal.SIGKILL)
+
+
+def signal_machine(loop, node, number):
+    """Send a signal to every process of a node."""
+    for pid in loop.processes(node):
+        os.kill(pid, number)
 
 
 def test_pytorch_194710_a_parked_standby_ends_cleanly_with_the_job(waiting):
@@ -13,3 +32,323 @@ def test_pytorch_194710_a_parked_standby_ends_cleanly_with_the_job(waiting):
     assert loop.active() == ["node-1"]
     loop.finish_well("node-1", "node-2")
     assert len(loop.plans()) == 1
+
+
+def test_nvrx_348_a_worker_crashes_while_a_spare_is_alive(waiting):
+    """The run goes on where it was, and the spare stays parked."""
+    loop = waiting(nodes="2:3", nproc=1)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    kill_trainer(loop, "node-2")
+    loop.wait_running(1)
+    assert loop.told() == [("start", "initial_placement"), ("restart", "process_crash")]
+    assert loop.active() == ["node-1", "node-2"]
+    assert loop.plans()[-1]["standby"] == ["node-3"]
+    assert not loop.trainers("node-3")
+    loop.finish_well("node-1", "node-2", "node-3")
+
+
+def test_pytorch_135712_182221_the_node_of_rank_0_is_lost_and_a_survivor_comes_late(job):
+    """Every worker sees the new master, the group forms at the first try, and no rank moves."""
+    loop = job("--steps", "150", "--step-s", "0.03", nodes="2:3", nproc=1)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.train_until(5)
+    loop.request("replace", "node-1")  # so that rank 0 is on a node that does not host the rendezvous
+    loop.wait_resumed(1)
+    assert loop.active() == ["node-3", "node-2"]
+    loop.request("uncordon", "node-1")
+    loop.train_until(loop.step() + 15)
+    os.kill(loop.agents["node-2"].process.pid, signal.SIGSTOP)
+    loop.kill_machine("node-3")
+    loop.wait_plan(3)
+    time.sleep(1)  # the report's own delay of the survivor
+    os.kill(loop.agents["node-2"].process.pid, signal.SIGCONT)
+    loop.wait_resumed(2)
+    assert loop.active() == ["node-1", "node-2"]
+    assert [p["action"] for p in loop.plans()] == ["start", "replace", "replace"], loop.standing()
+    masters = [{said["master"] for said in loop.starts(generation).values()} for generation in range(3)]
+    assert [len(m) for m in masters] == [1, 1, 1]
+    assert len(set.union(*masters)) == 3
+    assert [len([e for e in loop.entries(rank) if "started" in e]) for rank in (0, 1)] == [3, 3]
+    assert loop.wait_exit("node-1", 90) == 0, loop.standing()
+    assert loop.wait_exit("node-2", 90) == 0, loop.standing()
+
+
+def test_nvrx_pr_263_an_agent_dies_between_the_commit_and_its_arrival(waiting):
+    """The others re-plan; nobody dies of a store timeout."""
+    loop = waiting(nodes="2:3", nproc=1)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    os.kill(loop.agents["node-2"].process.pid, signal.SIGSTOP)
+    kill_trainer(loop, "node-1")
+    loop.wait_plan(2)
+    loop.kill_machine("node-2")
+    loop.wait_running(2)
+    assert loop.told()[1:] == [("restart", "process_crash"), ("replace", "node_lost")]
+    assert loop.active() == ["node-1", "node-3"]
+    loop.finish_well("node-1", "node-3")
+
+
+def test_pytorch_111646_a_whole_agent_tree_is_stopped(waiting):
+    """Recovery within the lease and not the process group's timeout; the node that wakes up is fenced and parks."""
+    loop = waiting(nodes="2:3", nproc=1)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    frozen_at = time.time_ns() // 1_000_000
+    signal_machine(loop, "node-2", signal.SIGSTOP)
+    loop.wait_running(1)
+    plan = next(r for r in loop.records() if r.event.type == "plan_committed" and r.seq > 5)
+    assert plan.recorded_at_ms - frozen_at < 10_000
+    assert loop.events("node_lost")[0]["reason"] == "lease_expired"
+    assert loop.active() == ["node-1", "node-3"]
+    signal_machine(loop, "node-2", signal.SIGCONT)
+    loop.wait_joined(4)
+    loop.wait_for(lambda: not loop.trainers("node-2"), "the old life's worker to end")
+    assert len({e["incarnation"] for e in loop.events("node_joined") if e["node"] == "node-2"}) == 2
+    loop.finish_well("node-1", "node-2", "node-3")
+    assert len(loop.plans()) == 2
+
+
+def test_pytorch_147064_a_node_comes_back_with_a_new_agent_inside_its_old_lease(waiting):
+    """The old life is fenced, the new one is a machine like any other, and one recovery was spent."""
+    loop = waiting(nodes="2:3", nproc=1, conf={"lm_resiliency_heartbeat_timeout_ms": "15000"})
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    frozen, old = loop.processes("node-2"), loop.agents["node-2"]
+    signal_machine(loop, "node-2", signal.SIGSTOP)
+    loop.start("node-2")
+    loop.wait_running(1)
+    assert loop.told()[1:] == [("replace", "node_rejoined")]
+    assert not loop.events("node_lost")
+    for pid in frozen:
+        os.kill(pid, signal.SIGCONT)
+    loop.wait_for(lambda: old.process.poll() is not None, "the old life to end")
+    assert old.process.returncode == 1
+    assert "in use by a live agent" in old.text()
+    loop.finish_well("node-1", "node-2", "node-3")
+    assert len(loop.plans()) == 2
+
+
+def test_pytorch_67742_a_standby_is_told_to_leave(waiting):
+    """SIGTERM: only that standby leaves, with exit code 0; nothing is decided. Its next life starts clean."""
+    loop = waiting(nodes="1:2", nproc=1)
+    loop.start_all("node-1", "node-2")
+    loop.wait_running(0)
+    loop.agents["node-2"].process.terminate()
+    assert loop.wait_exit("node-2") == 0, loop.standing()
+    assert "Traceback" not in loop.agents["node-2"].text()
+    assert [e["node"] for e in loop.events("node_left")] == ["node-2"]
+    loop.start_all("node-2")
+    loop.finish_well("node-1", "node-2")
+    assert len(loop.plans()) == 1
+    assert not loop.events("node_lost")
+
+
+def test_pytorch_150916_an_active_agent_is_told_to_leave(waiting):
+    """SIGTERM: that node leaves at once, its place is taken, the run is not closed."""
+    loop = waiting(nodes="2:3", nproc=1)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    loop.agents["node-2"].process.terminate()
+    loop.wait_running(1)
+    assert loop.active() == ["node-1", "node-3"]
+    assert loop.wait_exit("node-2") != 0
+    assert [p["action"] for p in loop.plans()] == ["start", "replace"]
+    loop.finish_well("node-1", "node-3")
+
+
+def test_nvrx_pr_391_a_ghost_with_the_same_node_id_is_ignored(waiting):
+    """An agent killed while the run gathers does not count: its next life takes the place."""
+    loop = waiting(nodes="3:3", nproc=1)
+    loop.start_all("node-1", "node-2")
+    loop.kill_machine("node-2")
+    loop.start("node-2")
+    loop.wait_joined(3)
+    loop.start("node-3")
+    loop.wait_running(0)
+    (plan,) = loop.plans()
+    lives = [e["incarnation"] for e in loop.events("node_joined") if e["node"] == "node-2"]
+    placed = [a["incarnation"] for a in plan["assignments"] if a["node"] == "node-2"]
+    assert placed == lives[1:]
+    loop.finish_well("node-1", "node-2", "node-3")
+
+
+def test_nvrx_pr_421_one_agent_fails_on_its_own(waiting, tmp_path):
+    """A standby that cannot start its workers (its log folder is broken) leaves; the next takes over."""
+    logs = tmp_path / "logs"
+    loop = waiting(nodes="2:4", nproc=1)
+    loop.start_all("node-1", "node-2")
+    loop.options = (*loop.options, f"--log-dir={logs}")
+    loop.start_all("node-3")
+    loop.options = loop.options[:-1]
+    loop.start_all("node-4")
+    loop.wait_running(0)
+    shutil.rmtree(logs)
+    logs.write_text("not a folder any more")
+    loop.kill_machine("node-2")
+    loop.wait_for(lambda: loop.active() == ["node-1", "node-4"], "the next standby to be chosen")
+    loop.wait_running(loop.plans()[-1]["to_generation"])
+    assert loop.wait_exit("node-3") == 1
+    assert [p["action"] for p in loop.plans()] == ["start", "replace", "replace"]
+    loop.finish_well("node-1", "node-4")
+
+
+def test_pytorch_69520_157318_an_agent_is_killed_after_the_work_is_done(waiting):
+    """Whoever is left exits at once: torchrun alone would wait 300 s for the dead peer."""
+    loop = waiting("--slow-end", "0:3", nodes="2:2", nproc=1)
+    loop.start_all("node-1", "node-2")
+    loop.wait_running(0)
+    loop.finish()
+    loop.wait_for(lambda: bool(loop.events("workers_finished")), "node-2 to finish")
+    loop.kill_machine("node-2")
+    loop.wait_for(lambda: len(loop.events("workers_finished")) == 2, "node-1 to finish")
+    begun = time.monotonic()
+    assert loop.wait_exit("node-1") == 0, loop.standing()
+    assert time.monotonic() - begun < 5
+    assert len(loop.plans()) == 1
+
+
+def test_pytorch_76287_the_rendezvous_host_dies_for_good(waiting):
+    """Every agent, the standby too, exits non-zero with the reason, and leaves nothing running."""
+    loop = waiting(nodes="2:3", nproc=1, policy=SHORT_ORPHANS)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    loop.kill_machine("node-1")
+    for node in ("node-2", "node-3"):
+        assert loop.wait_exit(node) == 1, loop.standing()
+        assert "the rendezvous host is gone" in loop.last_line(node)
+        assert "Traceback" not in loop.agents[node].text()
+        loop.wait_for(lambda node=node: not loop.processes(node), f"everything of {node} to end")
+
+
+def test_pytorch_118891_one_rank_tears_down_slowly(waiting):
+    """A slow rank 0 costs nothing: all others wait, all exit with 0."""
+    loop = waiting("--slow-end", "0:6", nodes="2:2", nproc=2)
+    loop.start_all("node-1", "node-2")
+    loop.wait_running(0)
+    loop.finish_well("node-1", "node-2")
+    assert {e["finished"] for rank in range(4) for e in loop.entries(rank) if "finished" in e} == {"0"}
+    assert len(loop.plans()) == 1
+
+
+def test_pytorch_68258_a_worker_that_never_runs_its_sigterm_handler(waiting):
+    """A rank blocked in C, with a SIGTERM handler in Python, is stopped at once and not after 30 s."""
+    loop = waiting("--stuck-in-c", nodes="1:1", nproc=2)
+    loop.start_all("node-1")
+    loop.wait_running(0)
+    kill_trainer(loop, "node-1")
+    loop.wait_running(1)
+    seen = {
+        r.event.type + str(r.event.to_json()["data"].get("generation", "")): r.recorded_at_ms for r in loop.records()
+    }
+    assert seen["generation_started1"] - seen["plan_committed"] < 10_000
+
+
+def test_kubeflow_1638_pytorch_67616_an_agent_is_restarted_after_it_was_replaced(waiting):
+    """Not needed: exit 0. After the run closed: its outcome, exit 0. So its supervisor does not loop."""
+    loop = waiting(nodes="2:3", nproc=1)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    loop.kill_machine("node-2")
+    loop.wait_running(1)
+    loop.start_all("node-4")
+    loop.start("node-2")
+    assert loop.wait_exit("node-2") == 0, loop.standing()
+    assert "not needed" in loop.last_line("node-2")
+    loop.finish_well("node-1", "node-3", "node-4")
+    loop.start("node-1")
+    assert loop.wait_exit("node-1") == 0, loop.standing()
+    assert "is closed: succeeded" in loop.last_line("node-1")
+    assert len(loop.plans()) == 2
+
+
+def test_dlrover_1175_a_failure_that_always_comes_back(waiting):
+    """It is halted with the reason after a few tries, and not repeated for ever."""
+    loop = waiting("--fail", "1:*", nodes="2:3", nproc=1)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.finish()
+    assert loop.wait_exit("node-1", 120) == 1, loop.standing()
+    (closed,) = loop.events("run_closed")
+    assert closed["outcome"] == "halted"
+    assert closed["reason"] in loop.last_line("node-1")
+    assert len(loop.plans()) < 8
+    codes = {node: loop.wait_exit(node) for node in ("node-2", "node-3")}
+    assert codes == {node: int(node in loop.active()) for node in codes}
+
+
+def test_pytorch_76198_one_node_is_lost_with_max_restarts_left_at_0(waiting):
+    """The survivors are held and restarted; torchrun's budget is not used."""
+    loop = waiting(nodes="2:3", nproc=1, options=())
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    loop.kill_machine("node-2")
+    loop.wait_running(1)
+    assert loop.active() == ["node-1", "node-3"]
+    loop.finish_well("node-1", "node-3")
+
+
+def test_pytorch_67616_the_run_holds_until_a_node_joins(waiting):
+    """Without a standby the survivors wait; the node that comes takes the slot."""
+    loop = waiting(nodes="2:3", nproc=1)
+    loop.start_all("node-1", "node-2")
+    loop.wait_running(0)
+    loop.kill_machine("node-2")
+    assert loop.wait_plan(2)["action"] == "hold"
+    assert loop.agents["node-1"].process.poll() is None
+    loop.start("node-5")
+    loop.wait_running(1)
+    assert loop.active() == ["node-1", "node-5"]
+    loop.finish_well("node-1", "node-5")
+
+
+def test_the_same_error_on_every_rank_is_the_programs(waiting):
+    """One retry, then halt: no machine is blamed, the active agents exit with 1 and the standby with 0."""
+    policy = "schema_version = 1\n[recovery]\nsettle_ms = 2000\n"  # the two nodes need not be equally quick here
+    loop = waiting("--fail", "*:*", nodes="2:3", nproc=1, policy=policy)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.finish()
+    codes = {node: loop.wait_exit(node) for node in ("node-1", "node-2", "node-3")}
+    assert codes == {"node-1": 1, "node-2": 1, "node-3": 0}, loop.standing()
+    assert loop.told() == [
+        ("start", "initial_placement"),
+        ("restart", "software_bug"),
+        ("halt", "software_bug"),
+    ], loop.standing()
+    for node in ("node-1", "node-2"):
+        assert loop.last_line(node) == "lm_resiliency: error: the run was halted: software_bug"
+
+
+def test_torchft_58_torchtitan_4686_killed_between_two_saves(job):
+    """Model, optimizer and position go on from one step: each step's loss is that of the run without a failure."""
+    plain = job("--steps", "60", name="plain", nodes="1", nproc=2, backend="c10d", policy="")
+    plain.start("alone")
+    loop = job("--steps", "60", "--step-s", "0.03", nodes="1:1", nproc=2)
+    loop.start_all("node-1")
+    loop.train_until(20)
+    kill_trainer(loop, "node-1")
+    assert loop.wait_exit("node-1", 90) == 0, loop.standing()
+    assert plain.wait_exit("alone") == 0
+    assert len(loop.plans()) == 2
+    assert [loop.losses(rank) for rank in (0, 1)] == [plain.losses(rank) for rank in (0, 1)]
+
+
+def test_dlrover_pr_1749_killed_during_a_save(job, tmp_path):
+    """The save that died leaves nothing dangling: the next generation trains on to the end."""
+    save = tmp_path / "model.pt"
+    loop = job("--steps", "40", "--save", str(save), "--save-at", "15", nodes="1:1", nproc=2)
+    loop.start_all("node-1")
+    loop.wait_for(lambda: Path(f"{save}.begun").exists(), "the save to begin")
+    kill_trainer(loop, "node-1")
+    assert loop.wait_exit("node-1", 90) == 0, loop.standing()
+    assert loop.told()[1:] == [("restart", "process_crash")], loop.standing()
+    assert save.stat().st_size > 0
+
+
+def test_torchft_329_the_advertised_address_is_used(waiting):
+    """`--local-addr` says which interface peers use, for the link, the workers' store and the vaults."""
+    loop = waiting(nodes="2:2", nproc=1, options=("--local-addr=127.0.0.3",))
+    loop.start_all("node-1", "node-2")
+    loop.wait_running(0)
+    assert {e["address"] for e in loop.events("node_joined")} == {"127.0.0.3"}
+    assert {said["master"].split(":")[0] for said in loop.starts(0).values()} == {"127.0.0.3"}
+    loop.finish_well("node-1", "node-2")

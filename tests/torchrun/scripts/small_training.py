@@ -17,13 +17,9 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--step-s", type=float, default=0.02)
 parser.add_argument("--out", required=True)
 parser.add_argument("--fail-at", type=int, default=None, help="every rank raises KeyError at this step")
-parser.add_argument("--stuck-on-sigterm", action="store_true")
+parser.add_argument("--save", default=None, help="rank 0 saves the model to this file at --save-at, slowly at first")
+parser.add_argument("--save-at", type=int, default=None)
 args = parser.parse_args()
-
-if args.stuck_on_sigterm:
-    import signal
-
-    signal.signal(signal.SIGTERM, lambda *_: None)
 
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
@@ -36,7 +32,13 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 step = int(os.environ.get("LM_RESILIENCY_RESUME_STEP", "0"))
 log = Path(f"{args.out}.rank{rank}.jsonl").open("a", buffering=1)  # noqa: SIM115
-log.write(json.dumps({"started": os.environ.get("LM_RESILIENCY_GENERATION"), "pid": os.getpid(), "step": step}) + "\n")
+started = {
+    "started": os.environ.get("LM_RESILIENCY_GENERATION"),
+    "pid": os.getpid(),
+    "master": f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+    "step": step,
+}
+log.write(json.dumps(started) + "\n")
 for epoch in range(10_000):
     sampler.set_epoch(epoch)
     for x, y in loader:
@@ -50,6 +52,12 @@ for epoch in range(10_000):
         optimizer.step()
         step += 1
         log.write(json.dumps({"step": step, "loss": loss.item().hex()}) + "\n")
+        if step == args.save_at and rank == 0:
+            begun = Path(f"{args.save}.begun")
+            if not begun.exists():
+                begun.touch()
+                time.sleep(60)  # the first save never ends
+            torch.save(model.state_dict(), args.save)
         time.sleep(args.step_s)
     if step == args.steps:
         break

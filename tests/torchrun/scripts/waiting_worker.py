@@ -14,7 +14,7 @@ from pathlib import Path
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", required=True)
-parser.add_argument("--fail", default="", help="RANK:GENERATION,...: this rank raises at once; `*` is any of them")
+parser.add_argument("--fail", default="", help="RANK:GENERATION,...: it raises at its end; `*` is any of them")
 parser.add_argument("--slow-end", default="", help="RANK:SECONDS: this rank tears down for so long")
 parser.add_argument("--stuck-in-c", action="store_true", help="SIGTERM is handled in Python, which never runs again")
 args = parser.parse_args()
@@ -32,13 +32,6 @@ log.write(json.dumps(started) + "\n")
 print(f"rank {rank} works in generation {generation}", flush=True)
 
 
-def matches(pattern: str) -> bool:
-    which_rank, _, which_generation = pattern.partition(":")
-    return which_rank in ("*", rank) and which_generation in ("*", str(generation))
-
-
-if any(matches(pattern) for pattern in args.fail.split(",") if pattern):
-    raise KeyError(f"no weight for layer {int(rank) + 1}")
 if args.stuck_in_c:
     signal.signal(signal.SIGTERM, lambda *_: None)
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
@@ -47,6 +40,15 @@ if args.stuck_in_c:
 while not any(Path(f"{args.out}.end{which}").exists() for which in ("", rank)):
     log.write(json.dumps({"beat": time.monotonic_ns(), "pid": os.getpid(), "generation": generation}) + "\n")
     time.sleep(0.02)
+
+
+def matches(pattern: str) -> bool:
+    which_rank, _, which_generation = pattern.partition(":")
+    return which_rank in ("*", rank) and which_generation in ("*", str(generation))
+
+
+if any(matches(pattern) for pattern in args.fail.split(",") if pattern):
+    raise KeyError(f"no weight for layer {int(rank) + 1}")
 slow_rank, _, seconds = args.slow_end.partition(":")
 if slow_rank == rank:
     time.sleep(float(seconds))
