@@ -9,6 +9,7 @@ from lmr.engine.campaign.profiles import PROFILES
 from lmr.engine.campaign.scorer import Score, score
 from lmr.engine.campaign.truth import Outcome, PlanSeen
 from lmr.engine.deadlines import next_deadline
+from lmr.engine.policy import RecoveryPolicy
 from lmr.engine.record import Record
 from lmr.engine.reduce import apply
 from lmr.engine.settle import decision_id, settle_decisions
@@ -17,13 +18,23 @@ from lmr.engine.state import State
 STANDBYS = 4
 
 
-def run_campaign(profile: str, seed: int, incidents: int, *, nodes: int = 8, ranks_per_node: int = 2) -> Score:
+def run_campaign(
+    profile: str,
+    seed: int,
+    incidents: int,
+    *,
+    nodes: int = 8,
+    ranks_per_node: int = 2,
+    policy: RecoveryPolicy | None = None,
+) -> Score:
     """The score of `incidents` failures drawn from a profile. Equal seeds give equal scores.
+
+    `policy` is decided under; its budget of recoveries is lifted, because a campaign is longer than a run.
 
     Raises:
         KeyError: no profile of that name; `PROFILES` lists them.
     """
-    campaign = _Campaign(Fleet(PROFILES[profile], Random(seed), nodes, ranks_per_node))
+    campaign = _Campaign(Fleet(PROFILES[profile], Random(seed), nodes, ranks_per_node), policy or RecoveryPolicy())
     for number in range(1, incidents + 1):
         campaign.incident(number)
     return score(campaign.outcomes, ms_per_step=MS_PER_STEP, total_ms=campaign.fleet.now_ms)
@@ -32,6 +43,7 @@ def run_campaign(profile: str, seed: int, incidents: int, *, nodes: int = 8, ran
 @dataclass
 class _Campaign:
     fleet: Fleet
+    policy: RecoveryPolicy
     state: State = field(default_factory=State)
     outcomes: list[Outcome] = field(default_factory=list)
     _told: int = 0
@@ -70,7 +82,7 @@ class _Campaign:
             local_world_size=fleet.ranks_per_node,
             detection=True,
             checkpointing=True,
-            policy={"max_recoveries": 1_000_000},
+            policy={**self.policy.table(), "max_recoveries": 1_000_000},
         )
         self._fact(fleet.now_ms, opened)
         for _ in range(fleet.nodes + STANDBYS):
