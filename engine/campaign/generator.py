@@ -13,6 +13,7 @@ from lmr.engine.campaign.truth import Injection
 
 MS_PER_STEP = 1_000
 CAPTURE_EVERY = 10
+HOUR_MS = 3_600_000
 NODE_MS = 86_400_000 * 1000
 
 Told = tuple[int, ev.Data]
@@ -35,6 +36,8 @@ class Fleet:
     down: set[str] = field(default_factory=set)
     made: int = 0
     step: int = 0
+    slow_ms: int = -3_600_000
+    """When a node was last taken out for being slow."""
     certified: list[int] = field(default_factory=list)
     """Steps the fleet knows to be complete and clean, newest last."""
 
@@ -51,9 +54,12 @@ class Fleet:
         """A new life of the machine."""
         self.lives[name] += 1
         self.down.discard(name)
-        rack = int(name[1:]) // 2
         return ev.NodeJoined(
-            node=name, incarnation=self.life(name), address="10.0.0.1", failure_domain=f"rack-{rack}", fingerprint="f"
+            node=name,
+            incarnation=self.life(name),
+            address="10.0.0.1",
+            failure_domain=f"rack-{_rack(name)}",
+            fingerprint="f",
         )
 
     def life(self, name: str) -> str:
@@ -79,10 +85,9 @@ class Fleet:
         self.step += self.random.randrange(1, CAPTURE_EVERY)
 
     def _captures(self, step: int) -> Iterator[Told]:
-        half = self.nodes // 2
         for slot, name in self.slots.items():
             self.now_ms += 1
-            digest, holder = f"{step}-{slot}", self.slots[(slot + half) % self.nodes]
+            digest, holder = f"{step}-{slot}", self._replica_holder(slot)
             yield (
                 self.now_ms,
                 ev.CheckpointCaptured(
@@ -93,6 +98,11 @@ class Fleet:
                 self.now_ms,
                 ev.CheckpointReplicated(generation=self.generation, step=step, slot=slot, holder=holder, digest=digest),
             )
+
+    def _replica_holder(self, slot: int) -> str:
+        """The next slot's node in another rack: one power supply must not take both copies."""
+        ring = [self.slots[(slot + ahead) % self.nodes] for ahead in range(1, self.nodes)]
+        return next((name for name in ring if _rack(name) != _rack(self.slots[slot])), ring[0])
 
     def _check(self, step: int, verdict: str, ranks: tuple[int, ...] = ()) -> ev.ReplayChecked:
         return ev.ReplayChecked.model_validate({
@@ -105,7 +115,7 @@ class Fleet:
         draw, look, cause = self.random.randrange(100), "", ""
         if draw < self.profile.shock_pct:
             cause, look = "rack power", "loss"
-            culprits = self._rack()
+            culprits = self._whole_rack()
         elif draw < self.profile.shock_pct + self.profile.outage_pct:
             cause, look, culprits = "storage outage", "outage", set()
         elif draw >= 95:
@@ -127,18 +137,24 @@ class Fleet:
             newest_safe_step=max(safe, default=0),
             step=self.step,
             failed_ms=self.now_ms,
-            needs_plan=look not in ("alarm", "outage"),
+            needs_plan=look not in ("alarm", "outage") and not (look == "straggler" and self._slow_lately()),
         )
         return injection, self._noisy(look, list(self._tell(injection)))
+
+    def _slow_lately(self) -> bool:
+        """One eviction for slowness an hour: a second slow node within it is the network's, and tolerated."""
+        lately = self.now_ms - self.slow_ms <= HOUR_MS
+        self.slow_ms = self.slow_ms if lately else self.now_ms
+        return lately
 
     def _victim(self) -> str:
         names = sorted(self.slots.values())
         weights = [self.profile.lemon_factor if name in self.lemons else 1 for name in names]
         return self.random.choices(names, weights)[0]
 
-    def _rack(self) -> set[str]:
-        rack = int(self._victim()[1:]) // 2
-        return {name for name in self.slots.values() if int(name[1:]) // 2 == rack}
+    def _whole_rack(self) -> set[str]:
+        rack = _rack(self._victim())
+        return {name for name in self.slots.values() if _rack(name) == rack}
 
     def _tell(self, injection: Injection) -> Iterator[Told]:  # noqa: C901 - one look a case
         """The facts in the order a perfect observer would tell them."""
@@ -247,3 +263,7 @@ class Fleet:
 
     def _stall(self, rank: int) -> ev.InputStalled:
         return ev.InputStalled(generation=self.generation, rank=rank, step=self.step, stalled_ms=40_000)
+
+
+def _rack(name: str) -> int:
+    return int(name[1:]) // 2

@@ -50,4 +50,5 @@ def test_the_scorer_knows_no_rule() -> None:
         tree = ast.parse((ENGINE / "campaign" / name).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lmr."):
-                assert node.module in allowed | {"lmr.engine.campaign.profiles"}, f"{name} imports {node.module}"
+                imported = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+                assert imported & (allowed | {"lmr.engine.campaign.profiles"}), f"{name} imports {imported}"
