@@ -1,8 +1,12 @@
 """Three weeks of one training run, told as facts: every kind of incident the audit queries ask about.
 
-Eight machines, four of them training, two ranks each. `story_records` lets the engine decide over the facts, so what
-the queries are tested on is a log as the product records it, the same one every time.
+Eight machines, four of them training, two ranks each. The engine decided over the facts once, and the log was kept:
+tests/store/recorded/story.bundle, made by `python tests/store_story.py FILE`. A log that was recorded stays as it is
+when the rules change, so the bundle is not made anew with every engine.
 """
+
+import sys
+from pathlib import Path
 
 from lmr.engine.events import (
     CheckpointCaptured,
@@ -241,3 +245,14 @@ def story_facts() -> list[tuple[str, Event]]:
 def story_records() -> list[Record]:
     """The story as the log records it: facts, deadlines and decisions, chained."""
     return [record for _, record in run_facts(story_facts())]
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    from lmr.store import open_log
+    from lmr.store.bundle import export_bundle
+
+    with tempfile.TemporaryDirectory() as folder, open_log(Path(folder) / "events.db") as log:
+        log.restore(RUN, story_records())
+        export_bundle(log, RUN, Path(sys.argv[1]))
