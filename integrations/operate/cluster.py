@@ -190,6 +190,8 @@ class Cluster:
             environ = _environ(pid)
             if "RANK" in environ and _parent_environ(pid).get("RANK") == environ["RANK"]:
                 found[int(environ["RANK"])] = pid
+            elif (name := _comm(pid)).startswith("rank") and name[4:].isdigit():  # a warm start
+                found[int(name[4:])] = pid
         return found
 
     def workers(self, node: str) -> dict[int, int]:
@@ -240,6 +242,13 @@ def _environ(pid: int) -> dict[str, str]:
         return {}
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _parent_environ(pid: int) -> dict[str, str]:

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -28,6 +29,12 @@ def die_with_parent(parent_pid: int) -> None:
 def adopt_orphans() -> None:
     """Have orphaned descendants reparented to this process, so that it can reap them."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """What `ps -o comm` and `top` show; the kernel keeps 15 bytes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def kill_rest_of_group() -> None:

@@ -21,7 +21,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-from lmr.integrations.torchrun import exit_errors, local_socket
+from lmr.integrations.torchrun import exit_errors, local_socket, warm
 from lmr.integrations.torchrun.process_tree import adopt_orphans, die_with_parent, kill_rest_of_group
 from lmr.integrations.torchrun.worker_page import WorkerPage
 
@@ -47,18 +47,21 @@ def start() -> None:
     # Blocked until each side has its own handlers: a signal in between must not be lost or kill only one of the two.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     agent_pid, supervisor_pid = os.getppid(), os.getpid()
+    started = warm.ask(page.fd)
+    if started is not None:
+        _Supervisor(agent, started[1], page, agent_pid, started[0]).run(before)
     trainer = os.fork()
     if trainer:
         _Supervisor(agent, trainer, page, agent_pid).run(before)
     agent.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     die_with_parent(supervisor_pid)
-    os.environ[SUPERVISED_BY] = str(supervisor_pid)
-    _become_trainer(page)
+    become_trainer(page, supervisor_pid)
 
 
-def _become_trainer(page: WorkerPage) -> None:
+def become_trainer(page: WorkerPage, supervisor_pid: int) -> None:
     """Describe uncaught errors, and attach to the framework once it is imported."""
+    os.environ[SUPERVISED_BY] = str(supervisor_pid)
     exit_errors.install(page)
     from lmr.integrations.frameworks import import_hook, trainer_context
 
@@ -69,8 +72,16 @@ def _become_trainer(page: WorkerPage) -> None:
 class _Supervisor:
     """Reports one trainer and holds after its end. Never returns into the interpreter's start-up."""
 
-    def __init__(self, agent: socket.socket, trainer: int, page: WorkerPage, agent_pid: int) -> None:
+    def __init__(
+        self,
+        agent: socket.socket,
+        trainer: int,
+        page: WorkerPage,
+        agent_pid: int,
+        warm_socket: socket.socket | None = None,
+    ) -> None:
         self._agent = agent
+        self._warm = warm_socket
         self._trainer = trainer
         self._page = page
         self._agent_pid = agent_pid
@@ -129,11 +140,16 @@ class _Supervisor:
                 timeout = max(0.0, self._term_deadline - time.monotonic())
                 if timeout == 0.0:
                     self._leave_as_trainer_did()
-            readable, _, _ = select.select([self._agent, wake], [], [], timeout)
+            watched: list[Any] = [self._agent, wake]
+            if self._warm is not None:
+                watched.append(self._warm)
+            readable, _, _ = select.select(watched, [], [], timeout)
             if wake in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
                 self._reap()
+            if self._warm is not None and self._warm in readable:
+                self._hear_warm(self._warm)
             if self._agent in readable:
                 self._obey()
 
@@ -146,9 +162,22 @@ class _Supervisor:
             if pid == 0:
                 return
             if pid == self._trainer:
-                self._wait_status = status
-                self._term_deadline = time.monotonic() + TERM_GRACE_S
-                self._report(status)
+                self._ended(status)
+
+    def _hear_warm(self, sock: socket.socket) -> None:
+        """The warm process tells how its fork ended; when it dies itself, it takes its forks along."""
+        try:
+            received = local_socket.receive(sock)
+        except (OSError, local_socket.LocalSocketError):
+            received = None
+        sock.close()
+        self._warm = None
+        self._ended(signal.SIGKILL if received is None else int(received[0]["status"]))
+
+    def _ended(self, status: int) -> None:
+        self._wait_status = status
+        self._term_deadline = time.monotonic() + TERM_GRACE_S
+        self._report(status)
 
     def _report(self, status: int) -> None:
         killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None

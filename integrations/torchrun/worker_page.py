@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
 from typing import Any
 
@@ -20,11 +21,19 @@ _ERROR_AT = 64
 
 
 class WorkerPage:
-    """Shared by fork; create it before."""
+    """Shared by its descriptor, which a fork inherits or a socket passes on; it has no name.
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, PAGE_BYTES)
-        self.write_step(None)
+    Args:
+        fd: a page another process made; None makes one.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("lmr-worker-page", os.MFD_CLOEXEC) if fd is None else fd
+        if fd is None:
+            os.ftruncate(self.fd, PAGE_BYTES)
+        self._memory = mmap.mmap(self.fd, PAGE_BYTES)
+        if fd is None:
+            self.write_step(None)
 
     def write_step(self, step: int | None) -> None:
         """Remember the newest completed optimizer step."""

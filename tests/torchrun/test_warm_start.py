@@ -1,0 +1,63 @@
+"""A warm trainer finds what a cold one finds; only torch is there already."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.torchrun
+
+SCRIPT = "tests/torchrun/scripts/what_a_script_sees.py"
+MODULE = "tests.torchrun.scripts.what_a_script_sees"
+
+
+def restart_once(job, name, command, root, monkeypatch, **environ):
+    """Run until the second life has written; what it saw, for each rank."""
+    monkeypatch.chdir(root)
+    made = job(name=name, nodes="1:1", environ=environ, options=("--max-restarts=0",), command=command)
+    made.command = [*command, str(made.folder)]
+    made.start("node-1")
+    assert made.wait_exit("node-1", 90) == 0, made.standing()
+    assert "hello from rank 1 of generation 1" in made.agents["node-1"].text()
+    seen = [json.loads((made.folder / f"sees.1.{rank}.json").read_text()) for rank in (0, 1)]
+    text = json.dumps(seen).replace(str(made.folder), "FOLDER")
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("command", [[SCRIPT], ["--module", MODULE]], ids=["script", "module"])
+def test_a_warm_start_is_as_good_as_a_cold_one(job, command, pytestconfig, monkeypatch):
+    """Arguments, paths, folder, environment, stdio, signals and `__main__` are equal; random numbers differ by rank."""
+    cold = restart_once(job, "cold", command, pytestconfig.rootpath, monkeypatch, LM_RESILIENCY_WARM_START="0")
+    warm = restart_once(job, "warm", command, pytestconfig.rootpath, monkeypatch)
+    assert [told["loaded"] for told in cold] == [False, False]
+    assert [told["loaded"] for told in warm] == [True, True]
+    for one, other in zip(warm, cold, strict=True):
+        for what in one["sees"]:
+            assert one["sees"][what] == other["sees"][what], what
+    assert warm[0]["random"] != warm[1]["random"]
+
+
+def test_a_lost_warm_process_costs_the_next_start_only_time(job, pytestconfig, monkeypatch):
+    """Its trainers die with it; the run restarts, cold or from a new one."""
+    import os
+    import signal
+
+    loop = job("--steps", "60", nodes="1:1")
+    loop.start("node-1")
+    loop.train_until(5)
+    os.kill(max(loop.trainers("node-1").items())[1], signal.SIGKILL)
+    loop.wait_resumed(1)
+    warm = {pid for pid in loop.processes("node-1") if b"lmr.integrations.torchrun.warm" in _cmdline(pid)}
+    parents = warm - set(loop.trainers("node-1").values())
+    assert len(parents) == 1
+    os.kill(parents.pop(), signal.SIGKILL)
+    loop.wait_resumed(2)
+    assert loop.wait_exit("node-1") == 0, loop.standing()
+
+
+def _cmdline(pid):
+    from pathlib import Path
+
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
