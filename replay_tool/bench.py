@@ -150,8 +150,6 @@ def _peak_mib() -> float:
 
 def measure(what: str, path: Path) -> dict[str, Any]:
     """One measurement in this process."""
-    import lmr.replay_tool.verbs.verify  # noqa: F401 - modules are loaded before the clock starts
-    import lmr.replay_tool.verbs.whatif
 
     work: dict[str, Callable[[Path], int]] = {"raw_read_and_hash": _raw, "verify": _verify, "whatif": _whatif}
     before_mib, started, cpu_started = _peak_mib(), time.perf_counter(), time.process_time()

@@ -161,6 +161,31 @@ def _import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--year", type=int, help="year of log lines that carry none (default: this one)")
 
 
+def _simulate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--profile", default="llama3", help="failure statistics: llama3, ft-hsdp, rsc1 (default: llama3)"
+    )
+    parser.add_argument("--nodes", metavar="N", type=int, default=256, help="nodes that train (default: 256)")
+    parser.add_argument("--days", metavar="D", type=int, default=30, help="days of training (default: 30)")
+    parser.add_argument(
+        "--seed", metavar="S", type=int, default=1, help="equal seeds give equal campaigns (default: 1)"
+    )
+    parser.add_argument(
+        "--standby",
+        metavar="N",
+        type=int,
+        action="append",
+        default=[],
+        help="a pool size; repeat to compare (default: 1, 2, 4, 8 and 16)",
+    )
+    parser.add_argument(
+        "--repair-hours", metavar="H", type=int, default=24, help="until a replaced machine is back (default: 24)"
+    )
+    parser.add_argument(
+        "--policy", metavar="FILE.toml", action="append", default=[], help="a policy; repeat to compare"
+    )
+
+
 def _completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to complete in")
 
@@ -177,8 +202,9 @@ ARGUMENTS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Command]] 
     "report": (_report, commands.report),
     "export": (_export, commands.export),
     "import": (_import, commands.import_),
+    "simulate": (_simulate, commands.simulate),
     "completion": (_completion, commands.completion),
 }
 """What each verb takes, and what runs it."""
-WITHOUT_LOG = ("decide", "whatif", "import", "completion")
+WITHOUT_LOG = ("decide", "whatif", "import", "simulate", "completion")
 """Verbs whose first argument is not one LOG."""

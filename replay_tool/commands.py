@@ -206,6 +206,28 @@ def import_(args: argparse.Namespace) -> int:
     return FINE
 
 
+def simulate(args: argparse.Namespace) -> int:
+    """`lmr-replay simulate`."""
+    from lmr.replay_tool.policy_file import read_policy
+    from lmr.replay_tool.screens import simulate as screen
+    from lmr.replay_tool.verbs.simulate import simulate as run
+
+    found = run(
+        profile=args.profile,
+        nodes=args.nodes,
+        days=args.days,
+        seed=args.seed,
+        standbys=args.standby,
+        repair_hours=args.repair_hours,
+        policies={name: read_policy(Path(name)) for name in args.policy},
+    )
+    if args.json:
+        print(document(found))
+    else:
+        screen.show(found, console())
+    return FINE
+
+
 def completion(args: argparse.Namespace) -> int:
     """`lmr-replay completion`."""
     from lmr.replay_tool.completion import script

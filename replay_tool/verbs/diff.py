@@ -111,7 +111,7 @@ def diff_points(log: Log, first: int, second: int) -> Diff:
 
 
 def _says(record: Record) -> dict[str, Any]:
-    """What a record says, without the id of the run and what follows from it: two runs of one story are equal."""
+    """What a record says, without the run's id and what follows from it: two runs of one story are equal."""
     said = record.event.to_json()
     said["data"].pop("run_id", None)
     plan = said["data"].get("plan")
