@@ -13,8 +13,9 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
-from lmr.integrations.frameworks.registry import ADAPTERS
+from lmr.integrations.frameworks.registry import adapters
 
 
 def install() -> None:
@@ -22,7 +23,7 @@ def install() -> None:
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     waiting = {}
-    for framework, adapter in ADAPTERS.items():
+    for framework, adapter in adapters().items():
         if framework in sys.modules:
             _attach(adapter)
         else:
@@ -64,6 +65,10 @@ class _AttachingLoader(importlib.abc.Loader):
     def __init__(self, loader: importlib.abc.Loader, adapter: str) -> None:
         self._loader = loader
         self._adapter = adapter
+
+    def __getattr__(self, name: str) -> Any:
+        # `python -m` and resource readers ask the loader for more than the two methods of importing.
+        return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

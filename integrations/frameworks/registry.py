@@ -1,8 +1,84 @@
-"""Which adapter attaches after which module was imported."""
+"""Which adapter attaches after which module was imported, and the versions it was tested with.
+
+Nothing here imports a framework: whether one is installed, and in which version, is read from its metadata.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+from dataclasses import dataclass
+from importlib import metadata
+
+FURTHER = "LM_RESILIENCY_ADAPTERS"
+"""Environment variable that names adapters of other packages: `imported.module=their.adapter,...`."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """Versions of one framework an adapter was tested with."""
+
+    name: str
+    distribution: str
+    oldest: str
+    newest: str
+
+
 ADAPTERS: dict[str, str] = {
     "torch": "lmr.integrations.frameworks.pytorch",
+    "deepspeed": "lmr.integrations.frameworks.deepspeed",
 }
 """Imported module -> adapter module, which offers `attach() -> None`."""
+
+SUPPORT: dict[str, Support] = {
+    "deepspeed": Support("DeepSpeed", "deepspeed", "0.19.8", "0.19.8"),
+}
+"""Imported module -> tested versions."""
+
+
+def adapters() -> dict[str, str]:
+    """Our adapters and those the environment names, which win over ours.
+
+    Raises:
+        ValueError: the variable is not a list of `imported.module=their.adapter`.
+    """
+    found = dict(ADAPTERS)
+    for pair in filter(None, os.environ.get(FURTHER, "").split(",")):
+        module, equals, adapter = (part.strip() for part in pair.partition("="))
+        if not (module and equals and adapter):
+            raise ValueError(f"{FURTHER}: {pair!r} is not of the form imported.module=their.adapter")
+        found[module] = adapter
+    return found
+
+
+def installed() -> dict[str, str]:
+    """Version by name of each known framework that is installed. Imports none of them."""
+    found = {}
+    for support in SUPPORT.values():
+        try:
+            found[support.name] = metadata.version(support.distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def judge(support: Support, version: str) -> str | None:
+    """What is to be said about a framework of this version; None when it is a tested one.
+
+    A newer version attaches with this as a warning, an older one does not attach: see `is_too_old`.
+    """
+    if is_too_old(support, version):
+        return f"{support.name} {version} is older than {support.oldest}, the oldest supported"
+    if _release(version) > _release(support.newest):
+        return f"{support.name} {version} is newer than {support.newest}, the newest tested"
+    return None
+
+
+def is_too_old(support: Support, version: str) -> bool:
+    """Whether this version is below the supported range."""
+    return _release(version) < _release(support.oldest)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()

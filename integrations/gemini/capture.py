@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from typing import Any
 
 import torch
@@ -14,6 +15,15 @@ from lmr.integrations.gemini.shard import Entry, Layout, Section, ShardMeta, Wan
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor this rank holds; any other tensor itself."""
+    # A DTensor exists only where its module has been imported; capture must not import torch.distributed.
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is not None and isinstance(tensor, module.DTensor):
+        return tensor._local_tensor  # type: ignore[no-any-return]
+    return tensor
+
+
 class Collection:
     """The tensors of one capture, in order, each with its name and section."""
 
@@ -22,13 +32,19 @@ class Collection:
         self.names: list[str] = []
         self.sections: list[Section] = []
         self.on_device: list[str] = []
+        self.parts: list[str] = []
+        """Names of those that are a DTensor's local part."""
 
     def add(self, name: str, tensor: torch.Tensor, section: Section) -> str:
-        """Take a tensor in.
+        """Take a tensor in; of a DTensor, the part that is here.
 
         Raises:
             StateUnknown: not a dense, plain tensor.
         """
+        part = local(tensor)
+        if part is not tensor:
+            self.parts.append(name)
+            tensor = part
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
             raise StateUnknown(name, f"{type(tensor).__name__} ({tensor.layout})")
         self.tensors.append(tensor)
@@ -119,6 +135,7 @@ class ShardReader:
             self.entries = read_entries(look, meta)
             self.tree: dict[str, Any] = read_tree(look, meta)
         self._on_device = frozenset(self.tree.get("on_device", []))
+        self._parts = frozenset(self.tree.get("parts", []))
 
     def copy_into(self, name: str, target: torch.Tensor) -> None:
         """Overwrite a live tensor with the captured one.
@@ -129,6 +146,7 @@ class ShardReader:
         entry = self.entries.get(name)
         if entry is None:
             raise ShardMismatch("topology_mismatch", f"the shard has no {name}")
+        target = local(target)
         if entry.shape != tuple(target.shape) or entry.dtype != str(target.dtype).removeprefix("torch."):
             raise ShardMismatch(
                 "topology_mismatch",
@@ -146,6 +164,8 @@ class ShardReader:
         """
         entry = self.entries[name]
         source = view(self._memory, entry)
+        if name in self._parts:
+            return self._fresh_part(name, source, like)
         device = like.device if like is not None and name in self._on_device else torch.device("cpu")
         if name in self._on_device and like is None:
             device = torch.device("cuda", torch.cuda.current_device())
@@ -154,6 +174,15 @@ class ShardReader:
         else:
             target = torch.empty(source.shape, dtype=source.dtype, device=device)
         return target.copy_(source)
+
+    @staticmethod
+    def _fresh_part(name: str, source: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+        part = None if like is None else local(like)
+        if like is None or part is None or part is like or part.shape != source.shape:
+            raise ShardMismatch("topology_mismatch", f"{name} is a part of a DTensor, its parameter is not")
+        target = torch.empty_like(like, dtype=source.dtype, requires_grad=False)
+        local(target).copy_(source)
+        return target
 
     def decode(self, tree: Any, like: torch.Tensor | None = None) -> Any:
         """A part of the tree as values."""

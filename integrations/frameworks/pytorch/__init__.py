@@ -5,19 +5,34 @@ steps     which optimizer steps are real
 loaders   where each DataLoader stands, and how to get there again
 rng       every random state of the process
 ddp       the gradient buckets, on which the order of sums depends
+sharding  parameters of which a rank holds a part: DTensor, fully_shard
 state     all of it as one shard, and back
 session   when: captures at iteration boundaries, restores before the first step
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmr.integrations.frameworks.pytorch.session import Session
+
+_session: Session | None = None
+
+
+def current() -> Session | None:
+    """The session of this process, once torch was imported in a supervised worker."""
+    return _session
+
 
 def attach() -> None:
     """Observe the objects training is made of; called once, right after `import torch`."""
+    global _session
     from lmr.integrations.frameworks import trainer_context
     from lmr.integrations.frameworks.pytorch import hooks
     from lmr.integrations.frameworks.pytorch.session import Session
 
     context = trainer_context.current()
     if context is not None:
-        hooks.install(Session(context))
+        _session = Session(context)
+        hooks.install(_session)

@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
+from lmr.integrations.frameworks.adapter import Framework
+
 T = TypeVar("T")
 
 
@@ -24,15 +26,24 @@ class Created(Generic[T]):
     def __init__(self) -> None:
         self._refs: list[weakref.ref[T]] = []
         self._numbers: dict[int, int] = {}
+        self._successor_of: int | None = None
 
     def note(self, one: T) -> int:
         """Remember an object, once; returns its number."""
         number = self._numbers.get(id(one))
         if number is not None and self._refs[number]() is one:
             return number
+        if self._successor_of is not None:
+            number, self._successor_of = self._successor_of, None
+            self._numbers[id(one)], self._refs[number] = number, weakref.ref(one)
+            return number
         self._numbers[id(one)] = len(self._refs)
         self._refs.append(weakref.ref(one))
         return len(self._refs) - 1
+
+    def succeed(self, number: int | None) -> None:
+        """The next object noted takes the place of an earlier one: some frameworks make a loader anew each epoch."""
+        self._successor_of = number
 
     def number(self, one: T) -> int | None:
         """The number of an object, None if it was never noted."""
@@ -59,13 +70,16 @@ class Objects:
         self.loaders: Created[Any] = Created()
         self._roots: list[weakref.ref[nn.Module]] | None = None
         self._params: frozenset[int] = frozenset()
+        self.framework: Framework | None = None
 
     def forget_roots(self) -> None:
         """Look for models anew at the next need."""
         self._roots = None
 
     def optimized_ids(self) -> frozenset[int]:
-        """The identities of all parameters any optimizer updates."""
+        """The identities of all parameters any optimizer updates, or that the framework says are trained."""
+        if self.framework is not None:
+            return frozenset(id(p) for root in self.framework.models() for p in root.parameters())
         return frozenset(
             id(p)
             for _, optimizer in self.optimizers.alive()
@@ -79,6 +93,8 @@ class Objects:
         Ordered by the optimizers' parameters, which is the script's own order; found once and remembered while the
         optimized parameters stay the same.
         """
+        if self.framework is not None:
+            return self.framework.models()
         params = self.optimized_ids()
         if self._roots is not None and params == self._params:
             alive = [root for ref in self._roots if (root := ref()) is not None]
@@ -111,6 +127,12 @@ class Objects:
                 averages.append(module)
         ranked.sort(key=lambda row: (row[0], -row[1]))
         return [module for _, _, module in ranked] + averages
+
+    def parameters_of(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+        """The tensors that key an optimizer's state, by parameter group."""
+        if self.framework is not None:
+            return self.framework.parameters_of(optimizer)
+        return [list(group["params"]) for group in optimizer.param_groups]
 
 
 def replicated(root: nn.Module) -> DistributedDataParallel | None:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from lmr.integrations.frameworks.adapter import Framework, FrameworkConflict
 from lmr.integrations.frameworks.agent_link import AgentLink
 from lmr.integrations.frameworks.pytorch import ddp
 from lmr.integrations.frameworks.pytorch.loaders import Iteration, Loaders, MakeIterator, Track, is_plain
@@ -71,11 +72,59 @@ class Session:
     # Steps -----------------------------------------------------------------------------------------------------
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer's step hook ran."""
-        if self.steps.ended(optimizer):
-            self.loaders.stepped()
-            self._context.page.write_step(self.steps.completed)
-            self._agent.stepped(self.steps.completed)
+        """An optimizer's step hook ran. A framework says itself what a step is."""
+        if self.steps.ended(optimizer, counts=self.objects.framework is None):
+            self._say_stepped()
+
+    def _say_stepped(self) -> None:
+        self.loaders.stepped()
+        self._context.page.write_step(self.steps.completed)
+        self._agent.stepped(self.steps.completed)
+
+    # Frameworks ------------------------------------------------------------------------------------------------
+
+    def claim(self, framework: Framework) -> None:
+        """A framework trains in this process: from here on it is asked for what torch does not know.
+
+        Raises:
+            FrameworkConflict: another one does already.
+        """
+        present = self.objects.framework
+        if present is not None and present.name != framework.name:
+            raise FrameworkConflict(present.name, framework.name)
+        self.objects.framework = framework
+
+    def step_completed(self, step: int | None = None) -> None:
+        """The framework completed a step of training.
+
+        Args:
+            step: how many are complete, as the framework counts them; None: one more.
+        """
+        self.steps.completed = self.steps.completed + 1 if step is None else step
+        self._say_stepped()
+
+    def at_boundary(self) -> None:
+        """The framework is between two steps and all its state is consistent. Only one that owns the position asks."""
+        self._boundary()
+
+    @property
+    def must_restore(self) -> bool:
+        """Whether captured state is to be loaded and has not been, or not completely."""
+        return self._must_restore
+
+    def peek(self) -> dict[str, Any]:
+        """What the framework read at the captured step. Waits until every rank agreed on that step."""
+        reader = self._open()
+        captured = reader.tree["framework"]
+        return reader.decode(captured["state"]) if captured else {}
+
+    def degraded(self, what: str, why: str) -> None:
+        """Protection is weaker than it should be."""
+        self._agent.degraded(what, why)
+
+    def refuse_framework(self, why: str) -> None:
+        """A framework no adapter fits was imported: nothing is captured, for half of its state would be."""
+        self._stop_protecting("framework", why)
 
     # Boundaries ------------------------------------------------------------------------------------------------
 
@@ -167,6 +216,9 @@ class Session:
 
     def begin(self, loader: Any, make: MakeIterator) -> Any:
         """A loader is iterated."""
+        framework = self.objects.framework
+        if framework is not None and framework.owns_position:
+            return make(loader)
         if not is_plain(loader):
             if not self._is_evaluating():
                 self._agent.degraded("position", f"{type(loader).__name__} may fetch ahead of what it gives out")

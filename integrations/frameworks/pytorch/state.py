@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from lmr.integrations.frameworks.pytorch import ddp, rng
+from lmr.integrations.frameworks.pytorch import ddp, rng, sharding
 from lmr.integrations.frameworks.pytorch.loaders import Loaders
 from lmr.integrations.frameworks.pytorch.objects import Objects, replicated
 from lmr.integrations.gemini import codec
-from lmr.integrations.gemini.capture import Collection, ShardReader
+from lmr.integrations.gemini.capture import Collection, ShardReader, local
 from lmr.integrations.gemini.errors import ShardMismatch
 from lmr.integrations.gemini.shard import Section
 
@@ -45,13 +46,15 @@ class TrainingState:
         """
         collection = Collection()
         roots = self._objects.roots()
-        sections, peers = _sections(roots)
+        framework = self._objects.framework
+        sections, peers = _sections(roots) if framework is None else _shared(framework.replicated())
         names = _live_tensors(roots, self._objects)
         for name, tensor in names.items():
             collection.add(name, tensor, sections.get(id(tensor), "own"))
         tree = {
             "format": FORMAT,
             "step": step,
+            "live": list(names),
             "models": [type(root).__name__ for root in roots],
             "optimizers": {
                 str(number): self._read_optimizer(number, optimizer, collection, sections)
@@ -61,22 +64,31 @@ class TrainingState:
             "scalers": self._read_stateful("scaler", self._objects.scalers.alive(), collection),
             "buckets": self._read_buckets(roots),
             "position": self._loaders.read(),
+            "framework": self._read_framework(collection),
             "rng": rng.read(),
             "on_device": collection.on_device,
+            "parts": collection.parts,
         }
         return collection, codec.dumps(tree), peers
 
-    @staticmethod
+    def _read_framework(self, collection: Collection) -> dict[str, Any] | None:
+        framework = self._objects.framework
+        if framework is None:
+            return None
+        state = codec.encode(framework.read(), "framework", lambda t, p: collection.add(p, t, "own"))
+        return {"name": framework.name, "state": state}
+
     def _read_optimizer(
-        number: int, optimizer: torch.optim.Optimizer, collection: Collection, sections: dict[int, Section]
+        self, number: int, optimizer: torch.optim.Optimizer, collection: Collection, sections: dict[int, Section]
     ) -> dict[str, Any]:
         private = type(optimizer).__name__ in _PRIVATE_STATE
         groups, states = [], {}
+        keys = self._objects.parameters_of(optimizer)
         for g, group in enumerate(optimizer.param_groups):
             hyper = {key: value for key, value in group.items() if key != "params"}
             path = f"optimizer.{number}.group.{g}"
             groups.append(codec.encode(hyper, path, lambda t, p: collection.add(p, t, "own")))
-            for i, parameter in enumerate(group["params"]):
+            for i, parameter in enumerate(keys[g]):
                 if parameter not in optimizer.state:
                     continue
                 section: Section = "own" if private else sections.get(id(parameter), "own")
@@ -118,9 +130,10 @@ class TrainingState:
             ShardMismatch: the script's objects are not those that were captured.
         """
         tree = reader.tree
+        self._match_framework(tree)
         roots = self._objects.roots()
         live = _live_tensors(roots, self._objects)
-        captured = {name for name in reader.entries if name.startswith(("model.", "param."))}
+        captured = set(tree["live"])
         if captured != set(live):
             odd = sorted(captured ^ set(live))
             raise ShardMismatch("topology_mismatch", f"the model has changed: {', '.join(odd[:5])}")
@@ -128,7 +141,8 @@ class TrainingState:
             reader.copy_into(name, tensor)
         optimizers = dict(self._objects.optimizers.alive())
         for number, body in tree["optimizers"].items():
-            _write_optimizer(_match("optimizer", number, optimizers), int(number), body, reader)
+            optimizer = _match("optimizer", number, optimizers)
+            _write_optimizer(optimizer, self._objects.parameters_of(optimizer), int(number), body, reader)
         schedulers, scalers = dict(self._objects.schedulers.alive()), dict(self._objects.scalers.alive())
         for number, body in tree["schedulers"].items():
             _match("scheduler", number, schedulers).load_state_dict(reader.decode(body))
@@ -138,7 +152,17 @@ class TrainingState:
                 _match("scaler", number, scalers).load_state_dict(state)
         if buckets:
             self._write_buckets(roots, tree["buckets"])
+        if self._objects.framework is not None:
+            self._objects.framework.write(reader.decode(tree["framework"]["state"]))
         rng.write(tree["rng"])
+
+    def _match_framework(self, tree: dict[str, Any]) -> None:
+        framework, captured = self._objects.framework, tree["framework"]
+        here, there = framework and framework.name, captured and captured["name"]
+        if here != there:
+            raise ShardMismatch(
+                "topology_mismatch", f"captured under {there or 'torch'}, restored under {here or 'torch'}"
+            )
 
     def _write_buckets(self, roots: list[nn.Module], captured: list[Any]) -> None:
         for root, layout in zip(roots, captured, strict=True):
@@ -152,23 +176,28 @@ class TrainingState:
                 self._degraded("bitwise equality after a restart", str(error))
 
 
-def _live_tensors(roots: list[nn.Module], objects: Objects) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of all models, then optimized parameters that belong to none; each tensor once."""
+def named_tensors(roots: list[nn.Module]) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of all models by name, each tensor once."""
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
-
-    def take(named: Iterator[tuple[str, torch.Tensor]], prefix: str) -> None:
-        for name, tensor in named:
+    for number, root in enumerate(roots):
+        for name, tensor in itertools.chain(root.named_parameters(), root.named_buffers()):
             if id(tensor) not in seen:
                 seen.add(id(tensor))
-                found[f"{prefix}.{name}"] = tensor
+                found[f"model.{number}.{name}"] = tensor
+    return found
 
-    for number, root in enumerate(roots):
-        take(root.named_parameters(), f"model.{number}")
-        take(root.named_buffers(), f"model.{number}")
+
+def _live_tensors(roots: list[nn.Module], objects: Objects) -> dict[str, torch.Tensor]:
+    """All that is overwritten in place: what belongs to models, then optimized parameters that belong to none."""
+    found = named_tensors(roots) if objects.framework is None else dict(objects.framework.tensors())
+    seen = {id(tensor) for tensor in found.values()}
     for number, optimizer in objects.optimizers.alive():
-        for g, group in enumerate(optimizer.param_groups):
-            take(((str(i), p) for i, p in enumerate(group["params"])), f"param.{number}.{g}")
+        for g, parameters in enumerate(objects.parameters_of(optimizer)):
+            for i, parameter in enumerate(parameters):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    found[f"param.{number}.{g}.{i}"] = parameter
     return found
 
 
@@ -181,10 +210,20 @@ def _sections(roots: list[nn.Module]) -> tuple[dict[int, Section], list[int] | N
             ignored = set(getattr(wrapper, "parameters_to_ignore", ()))
             shared = [p for name, p in wrapper.module.named_parameters() if name not in ignored]
             groups.setdefault(tuple(ddp.peers(wrapper)), []).extend(shared)
+        for shared, ranks in sharding.peers(root):
+            groups.setdefault(tuple(ranks), []).extend(shared)
     if len(groups) != 1:
         return {}, None
     ((peers, parameters),) = groups.items()
-    return {id(p): "shared" for p in parameters}, list(peers)
+    return _shared((parameters, list(peers)))
+
+
+def _shared(replicated: tuple[list[Any], list[int]] | None) -> tuple[dict[int, Section], list[int] | None]:
+    """The sections of parameters that are equal on the ranks named."""
+    if replicated is None:
+        return {}, None
+    parameters, peers = replicated
+    return {id(p): "shared" for p in parameters}, peers
 
 
 def _match(kind: str, number: str, alive: dict[int, Any]) -> Any:
@@ -194,7 +233,13 @@ def _match(kind: str, number: str, alive: dict[int, Any]) -> Any:
     return one
 
 
-def _write_optimizer(optimizer: torch.optim.Optimizer, number: int, body: dict[str, Any], reader: ShardReader) -> None:
+def _write_optimizer(
+    optimizer: torch.optim.Optimizer,
+    keys: list[list[torch.Tensor]],
+    number: int,
+    body: dict[str, Any],
+    reader: ShardReader,
+) -> None:
     groups = optimizer.param_groups
     if len(groups) != len(body["groups"]) or type(optimizer).__name__ != body["class"]:
         raise ShardMismatch("topology_mismatch", f"optimizer {number} has changed")
@@ -205,10 +250,26 @@ def _write_optimizer(optimizer: torch.optim.Optimizer, number: int, body: dict[s
                 present.copy_(value)
             else:
                 group[key] = value
+    before = dict(optimizer.state)
     optimizer.state.clear()
     for place, captured in body["states"].items():
         g, i = (int(part) for part in place.split("."))
-        if g >= len(groups) or i >= len(groups[g]["params"]):
+        if g >= len(keys) or i >= len(keys[g]):
             raise ShardMismatch("topology_mismatch", f"optimizer {number} has no parameter {place} any more")
-        parameter = groups[g]["params"][i]
-        optimizer.state[parameter] = reader.decode(captured, parameter)
+        parameter = keys[g][i]
+        state = reader.decode(captured, parameter)
+        optimizer.state[parameter] = _kept(before.get(parameter, {}), state)
+
+
+def _kept(present: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """A parameter's state, in the tensors it already has where they fit: others may hold on to those."""
+    for key, value in state.items():
+        old = present.get(key)
+        if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor) and _alike(old, value):
+            local(old).copy_(local(value))
+            state[key] = old
+    return state
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (type(one), one.shape, one.dtype, one.device) == (type(other), other.shape, other.dtype, other.device)

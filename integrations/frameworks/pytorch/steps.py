@@ -28,11 +28,16 @@ class Steps:
         """A step, or a level of one, begins."""
         self._depth[id(optimizer)] = self._depth.get(id(optimizer), 0) + 1
 
-    def ended(self, optimizer: Optimizer) -> bool:
-        """A step, or a level of one, is complete; whether that completed a step of training."""
+    def ended(self, optimizer: Optimizer, *, counts: bool = True) -> bool:
+        """A step, or a level of one, is complete; whether that completed a step of training.
+
+        Args:
+            optimizer: whose step it is.
+            counts: whether steps of optimizers are steps of training.
+        """
         depth = self._depth.get(id(optimizer), 1) - 1
         self._depth[id(optimizer)] = depth
-        if depth > 0:
+        if depth > 0 or not counts:
             return False
         number = self._optimizers.note(optimizer)
         if self._primary is None:

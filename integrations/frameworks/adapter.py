@@ -1,0 +1,112 @@
+"""The contract between a framework on top of torch and the session that protects a trainer.
+
+The PyTorch adapter follows torch's own objects: optimizers, schedulers, data loaders, random state. A framework's
+adapter is a subclass of `Framework` that says only what torch cannot know: which models are trained, where else state
+lives, what counts as a step. It hands itself to `Session.claim` where the framework is initialised, and calls
+`Session.step_completed` where the framework completes a step. docs/adapters.md walks through one.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from lmr.integrations.frameworks.pytorch.session import Session
+
+
+class FrameworkConflict(RuntimeError):
+    """Two frameworks claim the same process; raised where the second one is initialised."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(
+            f"{first} already trains in this process, {second} cannot be protected beside it: LM Resiliency follows "
+            f"one framework a process. Use one of them, or set enable_checkpoint = false in the worker policy."
+        )
+        self.first = first
+        self.second = second
+
+
+class Framework(ABC):
+    """One framework's training in this process. Methods are called at step boundaries only, when no step is running."""
+
+    name: ClassVar[str]
+    """As users call it."""
+    owns_position: ClassVar[bool] = False
+    """Whether `read` and `write` carry the place in the data. Otherwise torch's DataLoaders are followed."""
+
+    @abstractmethod
+    def models(self) -> list[nn.Module]:
+        """The trained modules, outermost, in an order that a restarted script repeats."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Live tensors by name that a restore overwrites in place: parameters, buffers, master weights, flat buffers.
+
+        Optimizer state is not among them. A restarted script must offer the same names and shapes.
+        """
+        from lmr.integrations.frameworks.pytorch.state import named_tensors
+
+        return named_tensors(self.models())
+
+    def parameters_of(self, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+        """The tensors that key `optimizer.state`, a list for each parameter group."""
+        return [list(group["params"]) for group in optimizer.param_groups]
+
+    def replicated(self) -> tuple[list[torch.Tensor], list[int]] | None:
+        """Tensors that hold the same bits on all peers, and the peers' global ranks, this one included.
+
+        Only what the framework keeps equal by synchronising it; None where nothing is replicated. The state of an
+        optimizer counts as replicated where its parameters do; name such parameters only if that is true.
+        """
+        return None
+
+    def read(self) -> dict[str, Any]:
+        """Everything else: counters, schedulers, scalers, random states. Plain values and tensors."""
+        return {}
+
+    def write(self, state: dict[str, Any]) -> None:  # noqa: B027  nothing to do is right for many
+        """Set everything to what `read` returned. Runs after the tensors and the optimizers were written."""
+
+
+def session() -> Session | None:
+    """This trainer's session; None where there is none, as outside a supervised worker."""
+    from lmr.integrations.frameworks import pytorch
+
+    found = pytorch.current()
+    return found if found is not None and found.mine else None
+
+
+def after(owner: Any, name: str, action: Callable[..., None]) -> None:
+    """Wrap `owner.name` so that `action(session, result, *args, **kwargs)` runs once it has returned.
+
+    What fails in `action` is said and never reaches the script, except a `FrameworkConflict`.
+
+    Raises:
+        AttributeError: there is no such function; the adapter then does not fit this version of its framework.
+    """
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        found = session()
+        if found is not None:
+            guarded(found, name, lambda: action(found, result, *args, **kwargs))
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def guarded(found: Session, where: str, action: Callable[[], None]) -> None:
+    """Run something of ours inside the script's own call."""
+    try:
+        action()
+    except FrameworkConflict:
+        raise
+    except Exception as error:  # noqa: BLE001  protection may fail, the script may not
+        found.fault(where, error)

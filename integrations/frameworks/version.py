@@ -1,0 +1,28 @@
+"""Whether an adapter fits the version of its framework, from metadata; said once where the framework is claimed."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from lmr.integrations.frameworks import adapter
+from lmr.integrations.frameworks.registry import SUPPORT, is_too_old, judge
+
+
+def fits(module: str) -> bool:
+    """Whether to attach to the framework of an imported module. Newer than tested: with a warning. Older: not at all."""
+    session, support = adapter.session(), SUPPORT[module]
+    if session is None:
+        return False
+    try:
+        version = metadata.version(support.distribution)
+    except metadata.PackageNotFoundError:
+        session.degraded("framework", f"{support.name} is imported but has no metadata; its version is unknown")
+        return True
+    complaint = judge(support, version)
+    if complaint is None:
+        return True
+    if is_too_old(support, version):
+        session.refuse_framework(complaint)
+        return False
+    session.degraded("framework", complaint)
+    return True

@@ -1,0 +1,33 @@
+"""Native PyTorch beyond DDP: sharded, hybrid-sharded and tensor-parallel state, and no process group at all."""
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(900)]
+
+SCRIPT = str(Path(__file__).parents[2] / "docs" / "examples" / "pytorch_parallel.py")
+
+
+def test_fully_sharded(drill):
+    """FSDP2: each rank's part of parameters and optimizer state comes back from the other machine's memory."""
+    drill([SCRIPT, "--mode", "fsdp2"])
+
+
+@pytest.mark.long
+def test_hybrid_sharded(drill):
+    """HSDP on 2 x 2 ranks: the replicas of a part are peers, and agree."""
+    loop = drill([SCRIPT, "--mode", "hsdp"], nproc=2)
+    assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}, loop.plans()
+
+
+@pytest.mark.long
+def test_tensor_parallel(drill):
+    """DTensor over two machines; no peers, so nothing to compare, but everything to restore."""
+    drill([SCRIPT, "--mode", "tp"])
+
+
+@pytest.mark.long
+def test_single_process(drill):
+    """One rank without a process group, killed and restarted in place."""
+    drill([SCRIPT, "--mode", "single"], lose=False)
