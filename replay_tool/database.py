@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from sqlalchemy import bindparam, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
@@ -13,9 +15,17 @@ from lmr.engine.record import Record
 from lmr.replay_tool.decoding import open_fast
 from lmr.replay_tool.errors import LogBroken, Unreadable
 from lmr.store import EventLog, LogCorrupt, StoreError, open_log
-from lmr.store.reading import page_after, refuse_archived
+from lmr.store.reading import refuse_archived
+from lmr.store.schema import events
 
 PAGE_ROWS = 2_000
+_COLUMNS = ("type", "at_ms", "source", "event_id", "version", "recorded_at_ms", "epoch")
+_PAGE = (
+    select(*(events.c[name] for name in ("seq", "body", "prev_hash", "hash", *_COLUMNS)))
+    .where(events.c.run_id == bindparam("run"), events.c.seq > bindparam("after"), events.c.seq <= bindparam("last"))
+    .order_by(events.c.seq)
+    .limit(PAGE_ROWS)
+)
 
 
 @dataclass(frozen=True)
@@ -36,21 +46,41 @@ class Reader:
             return self._log.head(run_id).seq
 
     def records(self, run_id: str, after: int) -> Iterator[Record]:
-        """Records after `after` up to the head the run had at the call: a log still being written is read to there."""
+        """Records after `after` up to the head the run had at the call: a log still being written is read to there.
+
+        Every column is compared with the record's own bytes, and the last record with the head: audit views read the
+        columns, so a column that says something else is damage, too.
+        """
         with _named(self.shown):
-            last = self._log.head(run_id).seq
-            while after < last:
-                with self._log.database.read() as connection:
-                    rows = page_after(connection, run_id, after, min(PAGE_ROWS, last - after))
-                    if not rows or rows[0].seq != after + 1:
-                        refuse_archived(connection, run_id, after)
-                if not rows:
-                    raise LogCorrupt(after + 1, "the record is missing")
-                for seq, body, prev_hash, hash_ in rows:
+            head = self._log.head(run_id)
+            record: Record | None = None
+            while after < head.seq:
+                for seq, body, prev_hash, hash_, *columns in self._page(run_id, after, head.seq):
                     if seq != after + 1:
                         raise LogCorrupt(after + 1, "the record is missing")
-                    yield open_fast(bytes(body), prev_hash, hash_)
+                    record = open_fast(bytes(body), prev_hash, hash_)
+                    event = record.event
+                    said = [event.type, event.at_ms, event.source, record.event_id]
+                    said += [record.version, record.recorded_at_ms, record.epoch]
+                    if columns != said:
+                        raise LogCorrupt(seq, f"the column {_differing(columns, said)} is not what the record says")
+                    yield record
                     after = seq
+            if record is not None and record.hash != head.hash:
+                raise LogCorrupt(record.seq, "the head of the run names another record")
+
+    def _page(self, run_id: str, after: int, last: int) -> Sequence[Any]:
+        with self._log.database.read() as connection:
+            rows = connection.execute(_PAGE, {"run": run_id, "after": after, "last": last}).fetchall()
+            if not rows or rows[0].seq != after + 1:
+                refuse_archived(connection, run_id, after)
+        if not rows:
+            raise LogCorrupt(after + 1, "the record is missing")
+        return rows
+
+
+def _differing(columns: list[Any], said: list[Any]) -> str:
+    return next(name for name, a, b in zip(_COLUMNS, columns, said, strict=True) if a != b)
 
 
 class _named:  # noqa: N801 - a context manager used like a function

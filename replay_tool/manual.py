@@ -131,8 +131,8 @@ PAGES = {
     "simulate": Page(
         "failure campaigns before the job starts",
         "Plays failures drawn from published statistics through the engine, at the profile's rate for so many nodes "
-        "and days, to tune the policy and to size the pool of standbys before a job starts. With several policies or pool "
-        "sizes it marks those that no other beats in both cost and chance of holding.",
+        "and days, to tune the policy and to size the pool of standbys before a job starts. With several policies or "
+        "pool sizes it marks those that no other beats in both cost and chance of holding.",
         (
             "lmr-replay simulate --profile llama3 --nodes 256 --days 54",
             "lmr-replay simulate --profile rsc1 --nodes 64 --standby 2 --standby 8 --policy a.toml --policy b.toml",

@@ -196,6 +196,29 @@ def test_a_database_that_somebody_edited(database: Path, replay: Replay) -> None
     assert (fault["seq"], fault["kind"]) == (20, "chain_broken")
 
 
+@pytest.mark.parametrize(
+    ("statement", "seq", "what"),
+    [
+        ("update events set type = 'node_left' where seq = 34", 34, "the column type"),
+        ("update events set recorded_at_ms = recorded_at_ms + 1 where seq = 12", 12, "the column recorded_at_ms"),
+        ("update events set source = 'node-9' where seq = 3", 3, "the column source"),
+        (f"update runs set head_hash = '{'0' * 64}'", 58, "the head of the run"),
+        ("delete from events where seq > 50", 51, "the record is missing"),
+    ],
+)
+def test_columns_and_head_must_say_what_the_records_say(
+    statement: str, seq: int, what: str, database: Path, replay: Replay
+) -> None:
+    """Audit views read columns and readers trust the head: both are compared with the hashed bytes."""
+    with sqlite3.connect(database) as connection:
+        for (name,) in connection.execute("select name from sqlite_master where type = 'trigger'").fetchall():
+            connection.execute(f'drop trigger "{name}"')
+        connection.execute(statement)
+    (fault,) = faults(replay, database)
+    assert fault["seq"] == seq
+    assert what in fault["text"]
+
+
 def test_text_says_the_verdict_last(database: Path, replay: Replay) -> None:
     """A person reads the verdict and the head in the last two lines."""
     ran = replay("verify", database)
