@@ -13,6 +13,7 @@ from node_double import NodeDouble
 from plain_trainer import PlainTrainer, content, vault_memory
 
 from lmr.integrations.gemini.errors import ShardMismatch
+from lmr.integrations.torchrun import local_socket
 
 MakeNode = Callable[..., NodeDouble]
 
@@ -384,6 +385,30 @@ def test_an_orphaned_vault_ends(make_node: MakeNode) -> None:
     assert node.control is not None
     node.control.close()
     assert node.vault.wait(10) == 0
+
+
+def test_a_message_that_makes_no_sense_costs_nothing(make_node: MakeNode) -> None:
+    node = make_node()
+    node.enter(0, 0, [0, 1])
+    captured_pair(node, 7)
+    stranger = local_socket.connect(node.vault_socket)
+    local_socket.send(stranger, {"kind": "hello", "role": "trainer", "rank": 0, "generation": 0})
+    local_socket.send(stranger, {"kind": "captured", "meta": None})
+    local_socket.send(stranger, {"kind": "arena", "bytes": "many"})
+    stranger.send(b"no json")
+    node.tell({"kind": "pin"})
+    node.enter(1, 0, [0, 1], step=7)
+    node.vault_says.wait(kind="restorable", step=7)
+
+
+def test_too_little_memory_is_said_and_training_goes_on(make_node: MakeNode) -> None:
+    node = make_node()
+    node.enter(0, 0, [0])
+    trainer = PlainTrainer(node.vault_socket, 0)
+    trainer.client.request_arena(1 << 60)
+    assert trainer.client.grant(5.0) is None
+    said = node.vault_says.wait(kind="degraded")[0]
+    assert (said["what"], said["why"].partition(":")[0]) == ("captures", "no memory")
 
 
 def test_close_ends_the_vault_and_leaves_nothing(make_node: MakeNode) -> None:

@@ -31,6 +31,11 @@ class Arena:
         """Buffers in use and free."""
         return len(self._free) + len(self._holding) + (self.granted is not None)
 
+    @property
+    def has_free(self) -> bool:
+        """Whether a buffer can be granted without dropping anything or taking more memory."""
+        return any(buffer.busy == 0 for buffer in self._free)
+
     def resize(self, needed_bytes: int) -> None:
         """From here on grant buffers of at least this size (some slack is added); smaller free ones are given back."""
         if needed_bytes <= self.capacity_bytes:

@@ -15,6 +15,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import structlog
+
+_log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
 
 
@@ -75,13 +79,21 @@ class Reactor:
                 timeout = max(0.0, self._timers[0][0] - time.monotonic())
             ready: list[Any] = self._selector.select(timeout)
             for key, _ in ready:
-                key.data()
+                _survive(key.data)
             while self._posted:
-                self._posted.popleft()()
+                _survive(self._posted.popleft())
             while self._timers and self._timers[0][0] <= time.monotonic():
-                heapq.heappop(self._timers)[2]()
+                _survive(heapq.heappop(self._timers)[2])
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake_r, 4096):
                 pass
+
+
+def _survive(action: Callable[[], None]) -> None:
+    """One message that cannot be handled must not cost every rank's state."""
+    try:
+        action()
+    except Exception:  # noqa: BLE001  the process's edge: recorded, and the state lives on
+        _log.exception("vault.fault")

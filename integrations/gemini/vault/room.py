@@ -91,7 +91,11 @@ class Room:
     # Captures --------------------------------------------------------------------------------------------------
 
     def grant(self, rank: int) -> Buffer | None:
-        """A buffer for the rank's next capture."""
+        """A buffer for the rank's next capture.
+
+        Raises:
+            OSError: there is no memory for one more.
+        """
         arena = self.arenas.get(rank)
 
         def evict() -> bool:
@@ -101,6 +105,13 @@ class Room:
             return copy is not None
 
         return None if arena is None else arena.grant(evict)
+
+    def can_grant(self, rank: int) -> bool:
+        """Whether a buffer is there or can be made free, without taking more memory."""
+        arena = self.arenas.get(rank)
+        if arena is None:
+            return False
+        return arena.has_free or least_needed(list(self.copies.values()), rank, self._is_needed) is not None
 
     def captured(
         self, generation: int, step: int, meta: ShardMeta, number: int, peers: list[int] | None

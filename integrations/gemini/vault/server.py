@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -75,7 +76,12 @@ class Server:
 
     def _accept(self) -> None:
         while True:
-            sock, address = self._listener.accept()
+            try:
+                sock, address = self._listener.accept()
+            except OSError as error:  # out of descriptors: the peer tries again
+                _log.warning("vault.no_connection", error=str(error))
+                time.sleep(0.1)
+                continue
             if not self._slots.acquire(blocking=False):
                 sock.close()
                 continue

@@ -370,10 +370,15 @@ class Service:
 
     def _grant(self, trainer: Trainer) -> None:
         """Grant the next buffer, now or when one becomes free; its memory travels along once."""
-        buffer = self._room.grant(trainer.rank)
+        why = "all_needed"
+        try:
+            buffer = self._room.grant(trainer.rank)
+        except OSError as error:
+            buffer, why = None, "no_memory"
+            self._tell(self._agent, {"kind": "degraded", "what": "captures", "why": f"no memory: {error.strerror}"})
         trainer.owed = buffer is None
         if buffer is None:
-            self._tell(trainer.sock, {"kind": "grant", "buffer": None, "why": "all_needed"})
+            self._tell(trainer.sock, {"kind": "grant", "buffer": None, "why": why})
             return
         fresh = buffer.number not in trainer.known
         message = {"kind": "grant", "buffer": buffer.number, "bytes": buffer.capacity_bytes}
@@ -382,7 +387,7 @@ class Service:
 
     def _pay_grants(self) -> None:
         for trainer in self._trainers.values():
-            if trainer.owed and self._room.grant(trainer.rank) is not None:
+            if trainer.owed and self._room.can_grant(trainer.rank):
                 self._grant(trainer)
 
     def _trainer_left(self, trainer: Trainer | None) -> None:
