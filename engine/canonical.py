@@ -14,6 +14,7 @@ MAX_INTEGER = 2**53 - 1
 """Largest magnitude every JSON reader keeps exactly (RFC 8785 section 3.2.2.3, I-JSON)."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_encode_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True).encode
 
 
 def canonical_bytes(value: Any) -> bytes:
@@ -23,7 +24,8 @@ def canonical_bytes(value: Any) -> bytes:
         NotCanonical: a float, an integer of 2^53 or above, a lone surrogate, a key that is no string, another type.
     """
     try:
-        return _encode(_ordered(value, "$")).encode("utf-8")
+        text = _encode_sorted(value) if _plain(value) else _encode(_ordered(value, "$"))
+        return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise NotCanonical("$", "a string holds a lone surrogate") from error
     except RecursionError as error:
@@ -54,6 +56,19 @@ def parse_json(data: bytes | str) -> Any:
         raise NotCanonical("$", f"unreadable text: {error}") from error
     except json.JSONDecodeError as error:
         raise NotCanonical("$", f"not JSON: {error.msg} at {error.pos}") from error
+
+
+def _plain(value: Any) -> bool:
+    """True for allowed values whose keys are ASCII: the standard encoder orders those as RFC 8785 does."""
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return True
+    if kind is int:
+        return bool(-MAX_INTEGER <= value <= MAX_INTEGER)
+    if kind is dict:
+        keys_plain = all(type(key) is str and key.isascii() for key in value)
+        return keys_plain and all(map(_plain, value.values()))
+    return (kind is list or kind is tuple) and all(map(_plain, value))
 
 
 def _ordered(value: Any, path: str) -> Any:

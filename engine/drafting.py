@@ -47,7 +47,7 @@ def plan_event(
         engine=ENGINE_VERSION,
     )
     plan = draft.model_copy(update={"plan_id": Plan.id_of(draft)})
-    return Event.of(PlanCommitted(plan=plan), at_ms=state.now_ms, source="decider")
+    return Event(PlanCommitted.type, state.now_ms, "decider", PlanCommitted(plan=plan))
 
 
 def close_event(state: State, outcome: str, reason: str) -> Event:
