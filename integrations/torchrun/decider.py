@@ -38,6 +38,7 @@ from lmr.engine.record import Record
 from lmr.integrations.scout.agreement import RECIPE, Agreement, Verdict
 from lmr.integrations.torchrun.committer import Committed, Committer, Fact
 from lmr.integrations.torchrun.config import BackendConfig
+from lmr.integrations.torchrun.orders import Dispatch
 from lmr.integrations.torchrun.pacer import Pacer
 from lmr.integrations.torchrun.roster import Roster
 from lmr.integrations.wire import AsyncChannel, WireError
@@ -68,6 +69,8 @@ class Session:
     address: str
     vault_port: int | None
     peer_port: int
+    failure_domain: str | None = None
+    replicate_to: tuple[dict[str, Any], ...] = ()
     heard: float = field(default_factory=time.monotonic)
     said_goodbye: bool = False
     alive: asyncio.Event = field(default_factory=asyncio.Event)
@@ -122,7 +125,7 @@ class Decider:
         self._epoch = epoch
         self._counter = 0
         self._roster = Roster()
-        self._last_plan: Record | None = None
+        self._dispatch: Dispatch | None = None
         self._closed_record: Record | None = None
         self._sessions: dict[str, Session] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
@@ -171,10 +174,10 @@ class Decider:
             self._publish(self._opening())
         elif self._roster.closed is None and reopen:
             log.info("run_reopened", run=self._config.run_id)
-            self._last_plan = None
+            self._dispatch = None
             self._publish(RunReopened(run_id=self._config.run_id))
-        elif self._last_plan is not None and isinstance(self._last_plan.event.data, PlanCommitted):
-            self._begin(self._last_plan.event.data.plan)
+        elif self._dispatch is not None:
+            self._begin(self._dispatch.plan)
         self._expected_until = time.monotonic() + self._config.heartbeat_timeout_ms / 1000
         self._server = await asyncio.start_server(self._accept, sock=listener, backlog=4096)
         self._spawn(self._watch())
@@ -235,7 +238,8 @@ class Decider:
         self._roster.fold(record)
         match record.event.data:
             case PlanCommitted(plan=plan) if plan.action in MOVING:
-                self._last_plan = record
+                replicas = self._config.worker_policy.checkpoint.replicas
+                self._dispatch = Dispatch(plan, _head(record), replicas)
             case RunClosed():
                 self._closed_record = record
             case _:
@@ -293,24 +297,30 @@ class Decider:
 
     # -- plans, barrier, restore ---------------------------------------------------------------------------------------
 
-    def _roster_message(self) -> dict[str, Any]:
-        return {
-            s.node: {"incarnation": s.incarnation, "address": s.address, "vault": s.vault_port, "peer": s.peer_port}
-            for s in self._sessions.values()
-        }
-
     def _tell_nodes(self) -> None:
-        """Who can hold replicas has changed."""
+        """Who can hold replicas has changed: a node whose targets are others now is told."""
+        if self._dispatch is None:
+            return
         if self._pacer is not None:
-            self._pacer.replicas = int(len(self._sessions) > 1)
-        for session in self._sessions.values():
-            session.send("nodes", nodes=self._roster_message())
+            self._pacer.replicas = self._replicas()
+        for node in self._roster.active():
+            session = self._sessions.get(node)
+            if session is None:
+                continue
+            targets = self._dispatch.replicate_to(session, self._sessions)
+            if targets != session.replicate_to:
+                session.replicate_to = targets
+                session.send("replicate_to", replicate_to=list(targets))
+
+    def _replicas(self) -> int:
+        """Copies of a slot there can be now."""
+        return min(self._config.worker_policy.checkpoint.replicas, len(self._sessions) - 1)
 
     def _push_plan(self, record: Record, plan: Plan) -> None:
         if plan.action in MOVING:
             self._begin(plan)
-        for session in self._sessions.values():
-            self._send_plan(session, record)
+            for session in self._sessions.values():
+                self._send_orders(session)
 
     def _begin(self, plan: Plan) -> None:
         """A generation begins: nobody has arrived, nothing is pinned or compared yet."""
@@ -324,16 +334,17 @@ class Decider:
         self._pacer = Pacer(
             slots=slots,
             interval=policy.interval,
-            replicas=int(len(self._sessions) > 1),
+            replicas=self._replicas(),
             checked=policy.enable_detection and policy.replay.compare_state and self._local_world_size * slots > 1,
             publish_ms=policy.recovery.publish_ms,
             restored=plan.checkpoint.step if plan.checkpoint is not None else 0,
         )
 
-    def _send_plan(self, session: Session, record: Record) -> None:
-        session.send(
-            "plan", plan=record.event.to_json()["data"]["plan"], head=_head(record), nodes=self._roster_message()
-        )
+    def _send_orders(self, session: Session) -> None:
+        assert self._dispatch is not None
+        orders = self._dispatch.orders(session, self._sessions)
+        session.replicate_to = orders.replicate_to
+        session.send("plan", **orders.to_wire())
 
     def _arrived(self, session: Session, message: dict[str, Any]) -> None:
         generation = message["generation"]
@@ -507,7 +518,15 @@ class Decider:
 
     async def _admit(self, hello: dict[str, Any], channel: AsyncChannel) -> Session | None:
         node, incarnation = hello["node"], hello["incarnation"]
-        session = Session(node, incarnation, channel, hello["address"], hello["vault_port"], hello["peer_port"])
+        session = Session(
+            node,
+            incarnation,
+            channel,
+            hello["address"],
+            hello["vault_port"],
+            hello["peer_port"],
+            hello["failure_domain"],
+        )
         refusal = self._refusal(hello) or await self._twin(node, incarnation) or self._no_seat(node)
         if refusal is not None:
             reason, code = refusal
@@ -538,8 +557,8 @@ class Decider:
             await joined
         session.heard = time.monotonic()
         session.send("welcome", run=self._config.run_id, outage=self._outage)
-        if self._last_plan is not None:
-            self._send_plan(session, self._last_plan)
+        if self._dispatch is not None:
+            self._send_orders(session)
         return session
 
     async def _record_request(self, hello: dict[str, Any], channel: AsyncChannel) -> None:

@@ -185,23 +185,23 @@ class LmrHandler(RendezvousHandler):
     def _begin(self, now: Current) -> RendezvousInfo:
         assert self._runtime is not None
         assert now.mine is not None
-        assert now.plan is not None
+        assert now.orders is not None
         assert now.go is not None
         self._generation = now.generation
-        self._runtime.starting(now.mine, now.generation)
+        self._runtime.starting(now.orders.ranks, now.generation)
         os.environ.update(self._runtime.environment())
         _put_bootstrap_first()
         self._write_context(now)
         store = now.go["store"]
         return RendezvousInfo(
-            store=_NoWaiting(len(now.plan.assignments)),
+            store=_NoWaiting(now.orders.slots),
             rank=now.mine.slot,
-            world_size=len(now.plan.assignments),
+            world_size=now.orders.slots,
             bootstrap_store_info=RendezvousStoreInfo(master_addr=store["host"], master_port=store["port"]),
         )
 
     def _write_context(self, now: Current) -> None:
-        if self._config.restart_context is None or now.plan is None or now.mine is None or self._runtime is None:
+        if self._config.restart_context is None or now.orders is None or now.mine is None or self._runtime is None:
             return
         node = self._runtime.identity.node
         try:
@@ -211,8 +211,8 @@ class LmrHandler(RendezvousHandler):
                 node=node,
                 generation=now.generation,
                 slot=now.mine.slot,
-                plan=now.plan.plan_id,
-                head=now.head,
+                plan=now.orders.plan_id,
+                head=now.orders.head,
             )
         except OSError as error:
             log.error("restart_context_not_written", why=str(error))

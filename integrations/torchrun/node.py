@@ -34,15 +34,16 @@ from lmr.engine.events import (
     WorkerExited,
     WorkersFinished,
 )
-from lmr.engine.plan import Assignment, Plan
+from lmr.engine.plan import Assignment
 from lmr.integrations.torchrun import warm
 from lmr.integrations.torchrun.config import BackendConfig, database_host
-from lmr.integrations.torchrun.decider import LEASE_MS, MOVING, Decider
+from lmr.integrations.torchrun.decider import LEASE_MS, Decider
 from lmr.integrations.torchrun.election import Election, listen
 from lmr.integrations.torchrun.errors import AdmissionRefused, MeetingFailed
 from lmr.integrations.torchrun.identity import Identity, address_towards, identify
 from lmr.integrations.torchrun.link import Link, Locate
 from lmr.integrations.torchrun.meeting import Host, Meeting, meet
+from lmr.integrations.torchrun.orders import Orders
 from lmr.integrations.torchrun.peers import nobody_decides, serve_peers
 from lmr.integrations.torchrun.vault_link import VaultLink, vault_environ
 from lmr.integrations.torchrun.workers import Exit, Workers
@@ -75,10 +76,9 @@ class End:
 class Current:
     """What the torchrun thread needs to know, as one consistent value."""
 
-    plan: Plan | None = None
+    orders: Orders | None = None
     mine: Assignment | None = None
-    head: dict[str, Any] | None = None
-    """Seq and hash of the plan's record."""
+    """This node's slot; None when it has none, or when this life of it was given up."""
     go: dict[str, Any] | None = None
     end: End | None = None
     displaced: bool = False
@@ -87,7 +87,7 @@ class Current:
     @property
     def generation(self) -> int:
         """The generation the latest plan orders; -1 before the first."""
-        return self.plan.to_generation if self.plan is not None else -1
+        return self.orders.generation if self.orders is not None else -1
 
 
 @dataclass
@@ -128,7 +128,6 @@ class NodeRuntime:
         self._vault: VaultLink | None = None
         self._vault_copies: dict[tuple[int, int, int], tuple[int, str]] = {}
         self._workers: Workers | None = None
-        self._nodes: dict[str, dict[str, Any]] = {}
         self._said = _Generation()
         self._restorable: int | None = None
         self._arrival: tuple[int, dict[str, Any] | None] | None = None
@@ -186,12 +185,12 @@ class NodeRuntime:
         """This node is ready to start the generation's workers; slot 0 brings the workers' store."""
         self._loop.call_soon_threadsafe(self._arrive, generation, store)
 
-    def starting(self, assignment: Assignment, generation: int) -> None:
+    def starting(self, ranks: tuple[int, ...], generation: int) -> None:
         """The agent is about to start these workers."""
 
         async def expect() -> None:
             assert self._workers is not None
-            self._workers.expect(generation, _ranks(assignment))
+            self._workers.expect(generation, ranks)
             self._said = _Generation(generation)
             self._exits.clear()
 
@@ -226,7 +225,7 @@ class NodeRuntime:
             mine = self._current.mine
             if mine is None or self._said.number != generation:
                 return
-            for rank in _ranks(mine):
+            for rank in self._ranks():
                 self._exited(Exit(rank))
 
         self._do(report(), 10)
@@ -234,8 +233,7 @@ class NodeRuntime:
     def environment(self) -> dict[str, str]:
         """What workers find in their environment."""
         assert self._workers is not None
-        plan = self._current.plan
-        step = plan.checkpoint.step if plan is not None and plan.checkpoint is not None else 0
+        step = self._current.orders.step if self._current.orders is not None else 0
         return {
             "LM_RESILIENCY_GENERATION": str(self._current.generation),
             "LM_RESILIENCY_RESUME_STEP": str(step),
@@ -451,10 +449,9 @@ class NodeRuntime:
             case "lost":
                 self._lost()
             case "plan":
-                self._take_plan(Plan.model_validate(message["plan"]), message["nodes"], message["head"])
-            case "nodes":
-                self._nodes = message["nodes"]
-                self._tell_vault_peers()
+                self._take_orders(Orders.from_wire(message))
+            case "replicate_to" if self._vault is not None:
+                self._vault.send("replicate_to", replicate_to=message["replicate_to"])
             case "go":
                 self._set({"go": message})
             case "load" if self._vault is not None:
@@ -503,79 +500,49 @@ class NodeRuntime:
         except asyncio.TimeoutError:
             self._end("the run could not be reached again", 1)
 
-    def _take_plan(self, plan: Plan, nodes: dict[str, dict[str, Any]], head: dict[str, Any]) -> None:
-        self._nodes = nodes
-        if plan.action not in MOVING or plan.to_generation <= self._current.generation:
+    def _take_orders(self, orders: Orders) -> None:
+        if orders.generation <= self._current.generation:
             return
-        mine = next(
-            (
-                a
-                for a in plan.assignments
-                if a.node == self._identity.node and a.incarnation == self._identity.incarnation
-            ),
-            None,
-        )
-        displaced = mine is None and self._current.mine is not None
+        displaced = orders.mine is None and self._current.mine is not None
         self._restorable = self._arrival = None
-        self._set({"plan": plan, "mine": mine, "head": head, "go": None, "displaced": displaced})
-        self._tell_vault_plan(plan, mine)
+        self._set({"orders": orders, "mine": orders.mine, "go": None, "displaced": displaced})
+        self._tell_vault_orders(orders)
         self._keep_warm()
 
-    def _tell_vault_plan(self, plan: Plan, mine: Assignment | None) -> None:
-        step = plan.checkpoint.step if plan.checkpoint is not None else 0
-        if mine is not None and (step == 0 or self._vault is None or not self._vault.up):
-            self._restore_without_vault(plan, mine, step)
-        if self._vault is None:
-            return
-        sources = []
-        for source in plan.checkpoint.sources if plan.checkpoint is not None else ():
-            if mine is not None and source.slot == mine.slot:
-                where = self._nodes.get(source.holder, {})
-                sources.append({**source.model_dump(), "host": where.get("address"), "port": where.get("vault")})
-        self._vault.send(
-            "generation",
-            generation=plan.to_generation,
-            slot=mine.slot if mine is not None else None,
-            ranks=list(_ranks(mine)) if mine is not None else [],
-            replicate_to=self._replica_nodes(),
-            checkpoint={"step": step, "sources": sources},
-        )
+    def _tell_vault_orders(self, orders: Orders) -> None:
+        if orders.mine is not None and (orders.step == 0 or self._vault is None or not self._vault.up):
+            self._restore_without_vault(orders, orders.mine)
+        if self._vault is not None:
+            self._vault.send(
+                "generation",
+                generation=orders.generation,
+                slot=orders.mine.slot if orders.mine is not None else None,
+                ranks=list(orders.ranks),
+                replicate_to=list(orders.replicate_to),
+                checkpoint={"step": orders.step, "sources": [orders.source] if orders.source is not None else []},
+            )
 
-    def _restore_without_vault(self, plan: Plan, mine: Assignment, step: int) -> None:
-        if step == 0:
-            self._is_restorable(plan.to_generation)
+    def _restore_without_vault(self, orders: Orders, mine: Assignment) -> None:
+        if orders.step == 0:
+            self._is_restorable(orders.generation)
             return
-        source = next((s for s in plan.checkpoint.sources if s.slot == mine.slot), None) if plan.checkpoint else None
+        source = orders.source or {"holder": self._identity.node, "tier": "memory"}
         self._fact(
             RestoreFailed(
-                generation=plan.to_generation,
+                generation=orders.generation,
                 node=self._identity.node,
-                step=step,
+                step=orders.step,
                 slot=mine.slot,
-                holder=source.holder if source is not None else self._identity.node,
-                tier=source.tier if source is not None else "memory",
+                holder=source["holder"],
+                tier=source["tier"],
                 why="missing",
             )
         )
 
-    def _replica_nodes(self) -> list[dict[str, Any]]:
-        """Where this slot's copies go: the next slots' nodes in order, then standbys, another failure domain first."""
-        plan, mine = self._current.plan, self._current.mine
-        if plan is None or mine is None:
-            return []
-        count = len(plan.assignments)
-        ring = sorted(plan.assignments, key=lambda a: (a.slot - mine.slot) % count)
-        active = [a.node for a in ring if a.node != mine.node]
-        spare = sorted(node for node in self._nodes if node not in active and node != mine.node)
-        for node in active + spare:
-            where = self._nodes.get(node)
-            if where is not None and where["vault"] is not None:
-                return [{"node": node, "host": where["address"], "port": where["vault"]}]
-        return []
-
-    def _tell_vault_peers(self) -> None:
-        if self._vault is not None and self._current.mine is not None:
-            self._vault.send("replicate_to", replicate_to=self._replica_nodes())
+    def _ranks(self) -> tuple[int, ...]:
+        """Global ranks of this node in the present generation."""
+        orders = self._current.orders
+        return orders.ranks if orders is not None else ()
 
     def _is_restorable(self, generation: int) -> None:
         self._restorable = generation
@@ -675,7 +642,7 @@ class NodeRuntime:
         match message["kind"]:
             case "restored" if mine is not None:
                 said.restored[message["rank"]] = (message["step"], message["tier"])
-                if said.restored.keys() == set(_ranks(mine)):
+                if said.restored.keys() == set(self._ranks()):
                     step, tier = message["step"], message["tier"]
                     self._fact(StateRestored(generation=said.number, node=self._identity.node, step=step, tier=tier))
             case "stepped" if message["rank"] == 0 and not said.resumed:
@@ -752,8 +719,8 @@ class NodeRuntime:
         self._spawn(self._restart_vault())
 
     async def _restart_vault(self) -> None:
-        if self._vault is not None and await self._vault.start() and self._current.plan is not None:
-            self._tell_vault_plan(self._current.plan, self._current.mine)
+        if self._vault is not None and await self._vault.start() and self._current.orders is not None:
+            self._tell_vault_orders(self._current.orders)
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
@@ -773,13 +740,11 @@ class NodeRuntime:
 
     async def _consider_fencing(self) -> None:
         try:
-            plan, mine, link = self._current.plan, self._current.mine, self._link
-            if plan is None or mine is None or link is None or self._current.displaced:
+            orders, link = self._current.orders, self._link
+            if orders is None or self._current.mine is None or link is None or self._current.displaced:
                 return
-            others = [self._nodes.get(a.node) for a in plan.assignments if a.node != mine.node]
-            peers = [(str(n["address"]), int(n["peer"])) for n in others if n is not None]
             silent_ms = self._config.heartbeat_timeout_ms // 2
-            if await nobody_decides(self._secret, peers, silent_ms * 3 // 4):
+            if await nobody_decides(self._secret, list(orders.peers), silent_ms * 3 // 4):
                 return
             if (time.monotonic() - link.heard) * 1000 > silent_ms:
                 log.error("fenced", why="this node cannot reach the decider and others can")
@@ -827,10 +792,6 @@ def _acquire_lease(event_log: EventLog, run_id: str, writer: str, address: str) 
             held = event_log.lease(run_id)
             raise AdmissionRefused(f"run {run_id!r} is decided by {held.holder if held else 'another agent'}")
         time.sleep(0.1)
-
-
-def _ranks(assignment: Assignment) -> tuple[int, ...]:
-    return tuple(range(assignment.first_rank, assignment.first_rank + assignment.local_world_size))
 
 
 def _fresh_secret() -> bytes:
