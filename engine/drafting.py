@@ -69,6 +69,7 @@ def _evidence(state: State, incident: Incident, verdict: Verdict) -> tuple[int, 
 
 
 def _figures(state: State, incident: Incident, verdict: Verdict) -> Economics | None:
-    if verdict.cause.kind != "straggler":
+    slow = incident.of("straggler")
+    if verdict.cause.kind != "straggler" or not slow:  # a later rung of its restore names no new slowdown
         return None
-    return economics(state, max(int(fact.word) for fact in incident.of("straggler")))
+    return economics(state, max(int(fact.word) for fact in slow))

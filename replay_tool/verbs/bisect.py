@@ -5,7 +5,7 @@ absence changes the decision's effect: every single fact is tried, and when no s
 (Zeller's ddmin) shrinks the set of all. *What flipped it?* The first fact after which the engine, hearing nothing
 more, decides as it did.
 
-Earlier decisions are kept as they were recorded: the question is about this one.
+Earlier decisions are kept as they were recorded, with the facts they rest on: the question is about this one.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ class _Trial:
     def candidates(self, evidence: Sequence[int]) -> list[int]:
         """Seqs that may be left out, the likeliest first: evidence, then the newest, then the older ones."""
         placed = {item.node for plan in self._plans() for item in plan.assignments}
-        free = [item for item in [*self.earlier, *self.recent] if _may_be_left_out(item, placed)]
+        stays = {seq for plan in self._plans() for seq in plan.evidence}
+        free = [
+            item for item in [*self.earlier, *self.recent] if item.seq not in stays and _may_be_left_out(item, placed)
+        ]
         cited = set(evidence)
         return [item.seq for item in sorted(free, key=lambda item: (item.seq not in cited, -item.seq))]
 
