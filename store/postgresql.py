@@ -5,6 +5,7 @@ cursor, never sees 1. A writer that is stopped in the middle of a transaction ho
 session after `IDLE_IN_TRANSACTION_MS`, so that another can take over.
 """
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,6 +65,7 @@ class PostgreSQL(Dialect):
         self.url = url.render_as_string(hide_password=True)
         self.read_only = read_only
         self._hinted_at = 0.0
+        self._local = threading.local()  # a follower's thread has a listening connection
         settings = {
             "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_MS,
             "lock_timeout": LOCK_TIMEOUT_MS,
@@ -71,14 +73,15 @@ class PostgreSQL(Dialect):
         }
         options = " ".join(f"-c {key}={value}" for key, value in settings.items() if value is not None)
         given = url.query.get("options", "")
+        self._connect_args = {
+            "options": f"{options} {given}".strip(),
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "application_name": "lm-resiliency",
+        }
         try:
             self.engine = create_engine(
                 url.difference_update_query(["options"]),
-                connect_args={
-                    "options": f"{options} {given}".strip(),
-                    "connect_timeout": CONNECT_TIMEOUT_S,
-                    "application_name": "lm-resiliency",
-                },
+                connect_args=self._connect_args,
                 pool_size=8,
                 max_overflow=24,
             )
@@ -128,8 +131,27 @@ class PostgreSQL(Dialect):
             connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": CHANNEL})
 
     def wait_for_hint(self, timeout_ms: int) -> None:
-        """Sleep."""
-        time.sleep(min(timeout_ms, _POLL_MS) / 1000)
+        """LISTEN on a connection of this thread. Where that does not work (a pooler), sleep a little and poll."""
+        from psycopg import Error  # an extra: who reads SQLite files has none
+
+        try:
+            heard = list(self._listener().notifies(timeout=timeout_ms / 1000, stop_after=1))
+        except Error:
+            self._local.listener = None
+            heard = []
+        if not heard:
+            time.sleep(min(timeout_ms, _POLL_MS) / 1000)
+
+    def _listener(self) -> Any:
+        from psycopg import connect
+
+        listener = getattr(self._local, "listener", None)
+        if listener is None:
+            arguments, keywords = self.engine.dialect.create_connect_args(self.engine.url)
+            listener = connect(*arguments, **{**keywords, **self._connect_args}, autocommit=True)
+            listener.execute(f"LISTEN {CHANNEL}")
+            self._local.listener = listener
+        return listener
 
     def explain(self, error: DBAPIError) -> StoreError:
         """By SQLSTATE."""

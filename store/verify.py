@@ -22,7 +22,7 @@ _PAGE_ROWS = 2_000
 _COLUMNS = ("seq", "type", "at_ms", "source", "event_id", "version", "recorded_at_ms", "epoch")
 
 _page = (
-    select(events)
+    select(*(events.c[name] for name in (*_COLUMNS, "body", "prev_hash", "hash")))
     .where(events.c.run_id == bindparam("run"), events.c.seq > bindparam("after"))
     .order_by(events.c.seq)
     .limit(_PAGE_ROWS)
@@ -152,9 +152,9 @@ class _Walk:
             said = json.loads(body)
         except ValueError as error:
             raise LogCorrupt(seq, "the stored bytes are not JSON") from error
-        for name in _COLUMNS:
-            if said.get(name) != getattr(row, name):
-                raise LogCorrupt(seq, f"column {name} does not say what the stored bytes say")
+        if tuple(map(said.get, _COLUMNS)) != tuple(row)[: len(_COLUMNS)]:
+            name = next(name for name in _COLUMNS if said.get(name) != getattr(row, name))
+            raise LogCorrupt(seq, f"column {name} does not say what the stored bytes say")
         if said.get("run_id") != self.run_id:
             raise LogCorrupt(seq, "the record belongs to another run")
         if row.recorded_at_ms < self._recorded_at_ms or row.epoch < self._epoch:
