@@ -2,7 +2,8 @@
 
 The decider runs in a process of its own, with the embedded SQLite log. The agents are connections of one other
 process: they join, send heartbeats, captures and replicas every ten seconds and, when one of them vanishes, the echoes
-of all the others, as a job of that size would. Machines, vaults and training are not there; the link, the log and the engine are.
+of all the others, as a job of that size would. Machines, vaults and training are not there; the link, the log and the
+engine are.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def run(*, quick: bool) -> list[dict[str, object]]:
     """One row for each number of agents.
 
     Returns:
-        agents, join_s (all admitted and the first plan pushed), events_per_s and decider_cpu (cores) in the steady state,
+        agents, join_s (all admitted, the first plan pushed), events_per_s and decider_cpu (cores) in the steady state,
         loss_to_plan_ms (p50 and p99 over all agents and losses, from the vanishing of a node to the plan's arrival; 300
         ms of it are the link's grace), wrongly_lost (nodes lost though they were there).
     """
@@ -251,7 +252,7 @@ async def _steady(fleet: list[SimulatedAgent], seconds: float) -> None:
         round_began = time.monotonic()
         for index, agent in enumerate(active):
             holder = active[(index + 1) % len(active)]
-            where = {
+            where: dict[str, Any] = {
                 "generation": agent.generation,
                 "step": step,
                 "slot": agent.slot,
