@@ -13,11 +13,10 @@ from rich.table import Table
 
 PARTS = {
     "recovery": "lmr.integrations.operate.recovery_bench",
-    "engine": "lmr.engine.bench",
+    "engine": "lmr.integrations.operate.engine_bench",
     "link": "lmr.integrations.operate.link_bench",
     "store": "lmr.store.bench",
     "replay": "lmr.replay_tool.bench",
-    "state": "lmr.integrations.gemini.bench",
 }
 
 

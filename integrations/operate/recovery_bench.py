@@ -130,7 +130,8 @@ def _kill_and_wait(cluster: Cluster, rank0: Path, kind: Kind) -> tuple[float, in
 def _resumed(cluster: Cluster, rank0: Path, before: int, lost: str | None) -> bool:
     for agent in cluster.agents.values():
         if agent.node != lost and agent.process.poll() is not None:
-            raise ClusterFailed(f"the agent of {agent.node} ended with exit code {agent.process.returncode}")
+            code = agent.process.returncode
+            raise ClusterFailed(f"the agent of {agent.node} ended with exit code {code}\n{cluster.standing()}")
     return rank0.stat().st_size > before and _first_step_after(rank0, before) is not None
 
 
