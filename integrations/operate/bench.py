@@ -24,13 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `lmr bench`."""
     parser.add_argument("--quick", action="store_true", help="few repetitions and small sizes")
     parser.add_argument("--only", choices=sorted(PARTS), action="append", help="these parts only")
+    parser.add_argument("--postgres", metavar="URL", help="measure the store in this empty schema too")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the parts in turn and print their rows."""
     for part in args.only or PARTS:
-        rows = importlib.import_module(PARTS[part]).run(quick=args.quick)
+        more = {"postgres_url": args.postgres} if part == "store" else {}
+        rows = importlib.import_module(PARTS[part]).run(quick=args.quick, **more)
         if args.json:
             for row in rows:
                 print(json.dumps({"part": part, **row}), flush=True)
