@@ -39,6 +39,11 @@ class DesyncDetector:
     _seen_ms: dict[tuple[int, int], int] = field(default_factory=dict)
     _said: set[int] = field(default_factory=set)
 
+    @property
+    def has_spoken(self) -> bool:
+        """Whether ranks have gone different ways: that they do not get on is no news then."""
+        return bool(self._said)
+
     def look(self, standing: Standing, now_ms: int) -> list[Desync]:
         """Take the newest summaries in; what can be told now, once a group."""
         for view in standing.views():

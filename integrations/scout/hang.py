@@ -39,14 +39,19 @@ def find(standing: Standing, policy: HangPolicy, *, input_has_detector: bool) ->
         input_has_detector: ranks that wait for data are somebody else's matter.
     """
     views = standing.views()
-    if not views or any(_is_excused(view, policy) for view in views):
+    if not views:
         return None
     threshold_ms = stillness_ms(views, policy)
+    stopped = [view for view in views if view.stopped]
+    if stopped:
+        return _stopped(standing, views, stopped, threshold_ms)
+    if any(_is_excused(view, policy) for view in views):
+        return None
     stillest = max(view.still_ms for view in views)
     if min(view.still_ms for view in views) < threshold_ms // 2 or stillest < threshold_ms:
         return None
     culprits = _culprits(standing, views)
-    if input_has_detector and any(v.phase == Phase.DATA and not v.stopped for v in culprits or views):
+    if input_has_detector and any(v.phase == Phase.DATA for v in culprits or views):
         return None
     if culprits:
         if max(view.still_ms for view in culprits) < threshold_ms:
@@ -56,6 +61,13 @@ def find(standing: Standing, policy: HangPolicy, *, input_has_detector: bool) ->
     return _described(standing, views, culprits)
 
 
+def _stopped(standing: Standing, views: list[Summary], stopped: list[Summary], threshold_ms: int) -> Hang | None:
+    """Somebody stopped these processes. What the others do makes no difference, unless the whole job was suspended."""
+    if len(stopped) == len(views) or max(view.still_ms for view in stopped) < threshold_ms:
+        return None
+    return _described(standing, views, stopped if 2 * len(stopped) <= len(views) else [])
+
+
 def stillness_ms(views: list[Summary], policy: HangPolicy) -> int:
     """How long nothing may happen in this run."""
     return max(policy.floor_ms, policy.step_factor * max(view.longest_step_ms for view in views))
@@ -63,17 +75,12 @@ def stillness_ms(views: list[Summary], policy: HangPolicy) -> int:
 
 def _is_excused(view: Summary, policy: HangPolicy) -> bool:
     """Whether the rank may take its time, and with it those that wait for it."""
-    if view.stopped:
-        return False
     warming_up = view.steps_here == 0
     return (view.phase.is_long or warming_up) and view.still_ms < policy.long_section_s * 1000
 
 
 def _culprits(standing: Standing, views: list[Summary]) -> list[Summary]:
     """The minority that holds the others up; empty when there is none."""
-    stopped = [view for view in views if view.stopped]
-    if stopped:
-        return stopped if 2 * len(stopped) <= len(views) else []
     by_rank = {view.rank: view for view in views}
     waits_for = {view.rank: _awaited(standing, view, views) for view in views}
     ends = {awaited for awaited_by in waits_for.values() for awaited in awaited_by if not waits_for[awaited]}

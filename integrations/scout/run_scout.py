@@ -130,7 +130,7 @@ class RunScout:
         said += self._stalled()
         if policy.straggler.enabled:
             said += self._slowed(now_ms)
-        if policy.hang.enabled:
+        if policy.hang.enabled and not self._desync.has_spoken:
             said += self._hung(now_ms)
         return said
 

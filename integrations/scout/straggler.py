@@ -43,6 +43,7 @@ class Window:
     """What each rank did per step between two moments, in microseconds."""
 
     step_us: float
+    """A step where nobody is slow."""
     per_step: dict[Component, dict[int, float]]
     roles: dict[int, int]
     groups: dict[int, float]
@@ -175,9 +176,11 @@ def measure(before: dict[int, Summary], after: dict[int, Summary], standing: Sta
         for component, of in _OWN.items()
     }
     waited = {rank: (after[rank].waited_us - before[rank].waited_us) / steps[rank] for rank in after}
-    whole = [waited[rank] + sum(values[rank] for values in per_step.values()) for rank in after]
-    roles = {rank: view.role for rank, view in after.items()}
-    return Window(max(1.0, statistics.median(whole)), per_step, roles, _group_times(before, after, steps, standing))
+    # What a step takes where nobody is slow: usual work, and the waiting that even the last to arrive has to do.
+    Waiting # for an evaluation or a save of somebody else is no part of it. usual =
+    statistics.median(per_step["compute"][rank] + per_step["input"][rank] for rank in after) healthy_us = max(1.0,
+    usual + min(waited.values())) roles = {rank: view.role for rank, view in after.items()} return Window(healthy_us,
+    per_step, roles, _group_times(before, after, steps, standing))
 
 
 def _group_times(
@@ -208,5 +211,4 @@ def _by_role(roles: dict[int, int]) -> Iterable[list[int]]:
 
 def _cost_pct(excess_us: float, step_us: float) -> int:
     """How much longer a step is because of the excess, in percent of the step without it."""
-    healthy = max(step_us - excess_us, step_us / 100)
-    return max(0, int(excess_us * 100 / healthy))
+    return max(0, int(excess_us * 100 / step_us))

@@ -1,0 +1,59 @@
+"""A training that is observed, and then does what it is told: argument 1. Says `ready` once it has taken ten steps."""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lmr.integrations.frameworks import trainer_context
+from lmr.integrations.scout import trainer
+from lmr.integrations.torchrun.worker_page import WorkerPage
+
+what = sys.argv[1]
+rank = int(os.environ["RANK"])
+assert trainer.attach(trainer_context.enter(WorkerPage())) is not None
+torch.manual_seed(1)
+if int(os.environ["WORLD_SIZE"]) > 1:
+    dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=rank, world_size=2)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(400, 4), torch.randn(400, 1)), batch_size=2)
+
+
+def wait_for_ever() -> None:
+    time.sleep(3600)
+
+
+for number, (x, y) in enumerate(loader):
+    loss = nn.functional.mse_loss(model(x), y)
+    if what == "nan" and number == 6:
+        loss = loss * float("nan")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if dist.is_initialized():
+        dist.all_reduce(torch.ones(3))
+    if number == 9:
+        break
+print("ready", flush=True)
+if what == "absent":
+    if rank == 0:
+        dist.all_reduce(torch.ones(3))
+elif what == "eval":
+    model.eval()
+elif what == "declared":
+    with trainer.long_section("a report"):
+        wait_for_ever()
+elif what == "save":
+    original = torch.serialization._save
+
+    def stuck(*_args: object, **_more: object) -> None:
+        wait_for_ever()
+
+    torch.serialization._save = stuck
+    torch.save(model.state_dict(), os.environ["STORE"] + ".pt")
+wait_for_ever()
