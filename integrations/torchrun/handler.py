@@ -30,6 +30,7 @@ from lmr.integrations.torchrun.agent_view import AgentView
 from lmr.integrations.torchrun.config import BackendConfig, read_config
 from lmr.integrations.torchrun.entry import BACKEND
 from lmr.integrations.torchrun.errors import AdmissionRefused, ConfigInvalid, MeetingFailed
+from lmr.integrations.torchrun.identity import node_id
 from lmr.integrations.torchrun.node import Current, End, NodeRuntime
 from lmr.integrations.torchrun.restart_context import context_path, write_context
 from lmr.store import StoreError
@@ -47,6 +48,7 @@ LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Check the settings and return the handler; a mistake ends the agent with one line and exit code 1."""
     try:
+        node_id()  # a name that cannot be used is a mistake like any other setting
         return LmrHandler(read_config(params))
     except ConfigInvalid as error:
         _refuse(str(error), 1)

@@ -42,6 +42,7 @@ from lmr.integrations.torchrun.election import Election, listen
 from lmr.integrations.torchrun.errors import AdmissionRefused, MeetingFailed
 from lmr.integrations.torchrun.identity import Identity, address_towards, identify
 from lmr.integrations.torchrun.link import Link, Locate
+from lmr.integrations.torchrun.local_socket import listen
 from lmr.integrations.torchrun.meeting import Host, Meeting, meet
 from lmr.integrations.torchrun.orders import Orders
 from lmr.integrations.torchrun.peers import nobody_decides, serve_peers
@@ -137,6 +138,7 @@ class NodeRuntime:
         self._welcome: asyncio.Future[None] | None = None
         self._fencing = False
         self._leaving = False
+        self._node_name: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._warm: subprocess.Popen[bytes] | None = None
@@ -383,10 +385,21 @@ class NodeRuntime:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump({"run": self._config.run_id, "secret": secret.hex()}, file)
 
+    def _only_life_here(self) -> bool:
+        """Whether no other agent of this machine, frozen ones included, stands for this node; then nobody else can."""
+        try:
+            self._node_name = listen(f"lmr-node-{self._scope()}")
+        except OSError:
+            return False
+        return True
+
     async def _start_vault(self) -> None:
         policy = self._config.worker_policy.model_dump(mode="json")
         environ = vault_environ(self._config.run_id, self._identity.node, self._secret, policy)
-        vault = VaultLink(f"lmr-vault-{self._scope()}", environ, self._vault_said, self._vault_lost)
+        name = f"lmr-vault-{self._scope()}"
+        if not self._only_life_here():
+            name += f"-{os.getpid()}"  # the other life's vault is not ours to adopt, still less to end
+        vault = VaultLink(name, environ, self._vault_said, self._vault_lost)
         self._vault = vault
         if not await vault.start():
             log.error("unprotected", why="no vault: training state is not kept on this node")
