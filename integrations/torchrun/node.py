@@ -35,14 +35,13 @@ from lmr.engine.events import (
     WorkersFinished,
 )
 from lmr.engine.plan import Assignment
-from lmr.integrations.torchrun import warm
+from lmr.integrations.torchrun import local_socket, warm
 from lmr.integrations.torchrun.config import BackendConfig, database_host
 from lmr.integrations.torchrun.decider import LEASE_MS, Decider
 from lmr.integrations.torchrun.election import Election, listen
 from lmr.integrations.torchrun.errors import AdmissionRefused, MeetingFailed
 from lmr.integrations.torchrun.identity import Identity, address_towards, identify
 from lmr.integrations.torchrun.link import Link, Locate
-from lmr.integrations.torchrun.local_socket import listen
 from lmr.integrations.torchrun.meeting import Host, Meeting, meet
 from lmr.integrations.torchrun.orders import Orders
 from lmr.integrations.torchrun.peers import nobody_decides, serve_peers
@@ -388,7 +387,7 @@ class NodeRuntime:
     def _only_life_here(self) -> bool:
         """Whether no other agent of this machine, frozen ones included, stands for this node; then nobody else can."""
         try:
-            self._node_name = listen(f"lmr-node-{self._scope()}")
+            self._node_name = local_socket.listen(f"lmr-node-{self._scope()}")
         except OSError:
             return False
         return True
