@@ -177,10 +177,11 @@ def measure(before: dict[int, Summary], after: dict[int, Summary], standing: Sta
     }
     waited = {rank: (after[rank].waited_us - before[rank].waited_us) / steps[rank] for rank in after}
     # What a step takes where nobody is slow: usual work, and the waiting that even the last to arrive has to do.
-    Waiting # for an evaluation or a save of somebody else is no part of it. usual =
-    statistics.median(per_step["compute"][rank] + per_step["input"][rank] for rank in after) healthy_us = max(1.0,
-    usual + min(waited.values())) roles = {rank: view.role for rank, view in after.items()} return Window(healthy_us,
-    per_step, roles, _group_times(before, after, steps, standing))
+    # Waiting for somebody else's evaluation or save is no part of it.
+    usual = statistics.median(per_step["compute"][rank] + per_step["input"][rank] for rank in after)
+    healthy_us = max(1.0, usual + min(waited.values()))
+    roles = {rank: view.role for rank, view in after.items()}
+    return Window(healthy_us, per_step, roles, _group_times(before, after, steps, standing))
 
 
 def _group_times(
