@@ -161,6 +161,8 @@ class PostgreSQL(Dialect):
             return LogReadOnly(f"{self.url}: {words}")
         if code == "42P01":
             return ForeignDatabase(f"{self.url}: {words}")
-        if error.connection_invalidated or code in ("57P01", "57P02", "57P03", "25P03"):
+        # Without a code the server did not answer at all: refused, reset, or not there.
+        no_answer = code is None and type(error.orig).__name__ == "OperationalError"
+        if error.connection_invalidated or no_answer or code in ("57P01", "57P02", "57P03", "25P03"):
             return ConnectionLost(f"{self.url}: {words}")
         return LogUnavailable(f"{self.url}: {words}")

@@ -96,7 +96,7 @@ class SQLite(Dialect):
         if not self.read_only:
             return f"file:{name}?mode={'rwc' if create else 'rw'}"
         wal = Path(f"{self.path}-wal")
-        if not os.access(self.path.parent, os.W_OK) and not (wal.exists() and wal.stat().st_size):
+        if not os.access(self.path.parent, os.W_OK, effective_ids=True) and not (wal.exists() and wal.stat().st_size):
             return f"file:{name}?immutable=1"  # WAL mode needs a -shm file, which cannot be made here
         return f"file:{name}?mode=ro"
 

@@ -68,12 +68,15 @@ class PostgresServer:
     def kill(self) -> None:
         """SIGKILL the server, as the kernel's out-of-memory killer would."""
         pid = int((self.data / "postmaster.pid").read_text().split()[0])
-        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-        os.kill(pid, signal.SIGKILL)
-        pids = [int(child) for child in children.stdout.split()]
+        pids = [pid, *_children(pid)]
+        for one in pids:
+            os.kill(one, signal.SIGKILL)
         deadline = time.monotonic() + 10
-        while any(_alive(child) for child in pids) and time.monotonic() < deadline:
+        while any(_alive(one) for one in pids) and time.monotonic() < deadline:
             time.sleep(0.02)
+        # Where nobody reaps the dead server its pid still answers, and its lock files would be believed.
+        for lock in (self.data / "postmaster.pid", self.folder / ".s.PGSQL.5432.lock"):
+            lock.unlink(missing_ok=True)
 
     def run(self, program: str, *arguments: str) -> None:
         """Run one of the server's programs as its user."""
@@ -173,6 +176,18 @@ def _server_user() -> str | None:
         except KeyError:
             continue
     raise RuntimeError("PostgreSQL does not run as root, and there is no user postgres or nobody")
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(stat.parent.name))
+    return found
 
 
 def _alive(pid: int) -> bool:
