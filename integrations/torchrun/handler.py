@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -43,6 +44,10 @@ log = structlog.get_logger("lmr.handler")
 LOOK_S = 0.5
 BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Meant for training scripts: a parked agent has none yet and survives, unless `--signals-to-handle` names them."""
+UNSUPERVISED_S = 5.0
+"""Workers that did not report themselves by then cannot: their Python does not load our bootstrap."""
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -72,7 +77,8 @@ class LmrHandler(RendezvousHandler):
         self._generation = -1
         self._store: TCPStore | None = None
         self._stop_signal: int | None = None
-        self._supervised = True
+        self._begun = 0.0
+        self._unprotected = False
         atexit.register(self._leave, "the agent's process ended")
 
     # -- the interface -------------------------------------------------------------------------------------------------
@@ -112,6 +118,8 @@ class LmrHandler(RendezvousHandler):
             runtime.kill_workers(agent.pids())
             agent.archive_logs(self._generation)
             return 1
+        if not self._unprotected and not runtime.supervised and time.monotonic() - self._begun > UNSUPERVISED_S:
+            self._run_unprotected(runtime)
         return 0
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -190,13 +198,14 @@ class LmrHandler(RendezvousHandler):
         assert now.orders is not None
         assert now.go is not None
         self._generation = now.generation
+        self._begun, self._unprotected = time.monotonic(), False
         self._runtime.starting(now.orders.ranks, now.generation)
         os.environ.update(self._runtime.environment())
         _put_bootstrap_first()
         self._write_context(now)
         store = now.go["store"]
         return RendezvousInfo(
-            store=_NoWaiting(now.orders.slots),
+            store=_NoWaiting(now.orders.slots, self._work_done),
             rank=now.mine.slot,
             world_size=now.orders.slots,
             bootstrap_store_info=RendezvousStoreInfo(master_addr=store["host"], master_port=store["port"]),
@@ -229,6 +238,23 @@ class LmrHandler(RendezvousHandler):
             self._runtime.close(reason)
         self._store = None
 
+    def _run_unprotected(self, runtime: NodeRuntime) -> None:
+        self._unprotected = True
+        log.error("unprotected", why="the workers' Python ignores PYTHONPATH (-E, -I, -S) or they are no Python script")
+        runtime.report_unsupervised_start(self._generation)
+
+    def _work_done(self) -> None:
+        """torchrun saw all workers succeed. Supervised ones end with the run; others may be ahead of their peers."""
+        runtime = self._runtime
+        if runtime is None or runtime.supervised:
+            return
+        if not self._unprotected:
+            self._run_unprotected(runtime)
+        runtime.report_unsupervised_finish(self._generation)
+        now = runtime.current()
+        while now.end is None and now.generation == self._generation and not now.displaced:
+            now = runtime.wait_for_change(now, LOOK_S)
+
     def _note_termination(self, runtime: NodeRuntime) -> None:
         """torchelastic installs its handlers with each worker group; ours go first and say that no failure follows."""
         if threading.current_thread() is not threading.main_thread():
@@ -248,7 +274,12 @@ class LmrHandler(RendezvousHandler):
         def note(number: int, _frame: FrameType | None) -> None:
             self._stop_signal = number
 
+        def ignore(number: int, _frame: FrameType | None) -> None:
+            log.info("signal_ignored", signal=signal.Signals(number).name, why="this agent is parked")
+
+        handled = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "").split(",")
         before = {number: signal.signal(number, note) for number in LEAVE_SIGNALS}
+        before |= {number: signal.signal(number, note if number.name in handled else ignore) for number in USER_SIGNALS}
         try:
             yield
         finally:
@@ -279,9 +310,10 @@ class _NoWaiting(Store):
     Workers end when the run is closed, on all nodes at once; a peer that died meanwhile must not cost 300 seconds.
     """
 
-    def __init__(self, members: int) -> None:
+    def __init__(self, members: int, on_barrier: Callable[[], None]) -> None:
         super().__init__()
         self._members = members
+        self._on_barrier = on_barrier
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -291,6 +323,7 @@ class _NoWaiting(Store):
         return self._values[key]
 
     def add(self, key: str, amount: int) -> int:
+        self._on_barrier()
         return self._members
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

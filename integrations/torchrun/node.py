@@ -219,6 +219,28 @@ class NodeRuntime:
         """The agent is between generations; a displaced node has stopped its workers."""
         self._loop.call_soon_threadsafe(self._set, {"displaced": False})
 
+    @property
+    def supervised(self) -> bool:
+        """Whether every current worker reported itself."""
+        return self._workers is not None and self._workers.supervised
+
+    def report_unsupervised_start(self, generation: int) -> None:
+        """The workers run, but say nothing of themselves."""
+        self._loop.call_soon_threadsafe(self._unsupervised, generation, False)
+
+    def report_unsupervised_finish(self, generation: int) -> None:
+        """Workers that say nothing of themselves have all succeeded, as torchrun saw."""
+        self._loop.call_soon_threadsafe(self._unsupervised, generation, True)
+
+    def _unsupervised(self, generation: int, finished: bool) -> None:
+        if self._said.number != generation:
+            return
+        if not finished:
+            self._started()
+        elif not self._said.finished:
+            self._said.finished = True
+            self._fact(WorkersFinished(generation=generation, node=self._identity.node))
+
     def report_unsupervised_failure(self, generation: int) -> None:
         """The agent saw its workers fail and no supervisor said so."""
 
