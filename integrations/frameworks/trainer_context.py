@@ -24,6 +24,7 @@ class TrainerContext:
     vault_socket: str | None
     interval: int
     enable_checkpoint: bool
+    enable_detection: bool
     checkpoint: dict[str, Any]
     page: WorkerPage
 
@@ -52,6 +53,7 @@ def enter(page: WorkerPage) -> TrainerContext:
         vault_socket=env.get("LMR_VAULT_SOCKET"),
         interval=int(policy.get("interval", 1)),
         enable_checkpoint=bool(policy.get("enable_checkpoint", True)),
+        enable_detection=bool(policy.get("enable_detection", True)),
         checkpoint=dict(policy.get("checkpoint", {})),
         page=page,
     )

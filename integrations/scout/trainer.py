@@ -6,14 +6,17 @@ agent   ---- /proc/PID/fd/PAGE, read-only -----------------------> reads the pag
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
 from lmr.integrations.frameworks.trainer_context import TrainerContext
 from lmr.integrations.scout import page
-from lmr.integrations.scout.evidence import Evidence
+from lmr.integrations.scout.evidence import STACKS_SIGNAL, Evidence
 from lmr.integrations.scout.pulse import Pulse
 from lmr.integrations.torchrun import local_socket
 
@@ -33,7 +36,15 @@ def attach(context: TrainerContext) -> Pulse | None:
     _pulse = Pulse(memory, context.resume_step)
     torch_hooks.install(_pulse)
     collectives.install(_pulse)
+    atexit.register(_leave, _pulse)
     return _pulse
+
+
+def _leave(pulse: Pulse) -> None:
+    """The interpreter ends: however long that takes is no hang, and nobody looks into what is being taken apart."""
+    pulse.enter(page.Phase.DECLARED)
+    faulthandler.unregister(STACKS_SIGNAL)
+    signal.signal(STACKS_SIGNAL, signal.SIG_IGN)  # asked for a moment ago, it would kill now
 
 
 def _announce(context: TrainerContext, fd: int, evidence: Evidence) -> bool:

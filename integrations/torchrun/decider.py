@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -32,10 +32,12 @@ from lmr.engine.events import (
     RunReopened,
     StateDiverged,
     WorkerExited,
+    WorkersFinished,
 )
 from lmr.engine.plan import Plan
 from lmr.engine.record import Record
 from lmr.integrations.scout.agreement import RECIPE, Agreement, Verdict
+from lmr.integrations.scout.run_scout import Ask, RunScout
 from lmr.integrations.torchrun.committer import Committed, Committer, Fact
 from lmr.integrations.torchrun.config import BackendConfig
 from lmr.integrations.torchrun.orders import Dispatch
@@ -47,6 +49,7 @@ from lmr.store import EventLog, StoreError
 log = structlog.get_logger("lmr.decider")
 
 TICK_S = 0.05
+OBSERVE_TICKS = 5
 PAUSE_S = 0.5
 """A gap between two ticks that means this process was stopped; leases then start anew."""
 LINK_GRACE_MS = 300
@@ -136,6 +139,8 @@ class Decider:
         self._reported: set[int] = set()
         self._pacer: Pacer | None = None
         self._probed_generation = -2
+        policy = config.worker_policy
+        self._scout = RunScout(policy.replay) if policy.enable_detection else None
         self._outage: str | None = None
         self._expected_until = 0.0
         self._server: asyncio.Server | None = None
@@ -278,7 +283,12 @@ class Decider:
                     gone.send("lost")
                     self._forget(gone)
                 self._tell_nodes()
-            case WorkerExited(generation=generation, error=error) if generation == self._roster.generation:
+            case WorkersFinished(generation=generation, node=node):
+                self._rank_ended(generation, self._ranks_of(node), clean=True)
+            case WorkerExited(generation=generation, error=error, rank=rank, ranks=ranks) if (
+                generation == self._roster.generation
+            ):
+                self._rank_ended(generation, ranks if ranks is not None else (rank or 0,), clean=False)
                 log.info("worker_exited", node=record.event.source, error=error and error.kind)
                 self._probe(generation)
             case CheckpointCaptured(generation=generation, step=step, slot=slot):
@@ -288,6 +298,37 @@ class Decider:
                     self._settled(self._pacer.replicated(slot, step, holder))
             case _:
                 pass
+
+    def _ranks_of(self, node: str) -> tuple[int, ...]:
+        plan = self._roster.plan
+        for a in plan.assignments if plan is not None else ():
+            if a.node == node:
+                return tuple(range(a.first_rank, a.first_rank + a.local_world_size))
+        return ()
+
+    def _rank_ended(self, generation: int, ranks: tuple[int, ...], *, clean: bool) -> None:
+        if self._scout is not None:
+            for rank in ranks:
+                self._scout.ended(generation, rank, clean=clean)
+
+    def _observe(self) -> None:
+        """Let the detectors look at what all ranks said; publish what they find."""
+        if self._scout is None or self._roster.closed is not None:
+            return
+        for said in self._scout.tick(_monotonic_ms()):
+            if isinstance(said, Ask):
+                for node in {self._node_of(rank) for rank in said.ranks} & self._sessions.keys():
+                    self._sessions[node].send(
+                        "capture", request=said.request, ranks=list(said.ranks), generation=self._roster.generation
+                    )
+            else:
+                log.warning("scout", fact=said.type)
+                self._publish(cast("Data", said))
+
+    def _node_of(self, rank: int) -> str:
+        plan = self._roster.plan
+        slot = rank // self._local_world_size
+        return next((a.node for a in plan.assignments if a.slot == slot), "") if plan is not None else ""
 
     def _log_outage(self, why: str | None) -> None:
         self._outage = why
@@ -326,6 +367,8 @@ class Decider:
         """A generation begins: nobody has arrived, nothing is pinned or compared yet."""
         self._barrier = Barrier(plan.to_generation)
         self._agreement = Agreement()
+        if self._scout is not None:
+            self._scout.begin(plan.to_generation, len(plan.assignments) * self._local_world_size)
         self._verdicts.clear()
         self._told.clear()
         self._reported.clear()
@@ -446,7 +489,7 @@ class Decider:
         self._tell_active("probe", generation=generation)
 
     async def _watch(self) -> None:
-        last = time.monotonic()
+        last, ticks = time.monotonic(), 0
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
@@ -459,6 +502,9 @@ class Decider:
             last = now
             if self._outage is not None:
                 continue
+            ticks += 1
+            if ticks % OBSERVE_TICKS == 0:
+                self._observe()
             self._miss_the_absent(now)
             for session in list(self._sessions.values()):
                 if now - session.heard > self._config.heartbeat_timeout_ms / 1000:
@@ -642,6 +688,10 @@ class Decider:
                     self._progress(session, message["generation"], message["step"])
                 case "digests":
                     self._digests(message)
+                case "pulse" if self._scout is not None:
+                    self._scout.heard(message, _monotonic_ms())
+                case "captured" if self._scout is not None:
+                    self._scout.captured(message)
                 case "alive":
                     session.alive.set()
                     if message.get("generation") == self._roster.generation and self._roster.closed is None:
@@ -668,6 +718,10 @@ class Decider:
             session.send("ack", upto=int(event_id.rsplit("/", 1)[1]))
             return
         self._committer.submit(Fact(event_id, event, origin=session))
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 def _now_ms() -> int:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -35,6 +35,8 @@ from lmr.engine.events import (
     WorkersFinished,
 )
 from lmr.engine.plan import Assignment
+from lmr.integrations.scout.health.watch import HealthWatch, sources
+from lmr.integrations.scout.node_scout import NodeScout
 from lmr.integrations.torchrun import local_socket, warm
 from lmr.integrations.torchrun.config import BackendConfig, database_host
 from lmr.integrations.torchrun.decider import LEASE_MS, Decider
@@ -140,6 +142,7 @@ class NodeRuntime:
         self._node_name: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._scout: NodeScout | None = None
         self._warm: subprocess.Popen[bytes] | None = None
         self._warm_name = ""
 
@@ -192,6 +195,8 @@ class NodeRuntime:
         async def expect() -> None:
             assert self._workers is not None
             self._workers.expect(generation, ranks)
+            if self._scout is not None:
+                self._scout.expect(generation)
             self._said = _Generation(generation)
             self._exits.clear()
 
@@ -301,7 +306,24 @@ class NodeRuntime:
         if self._config.worker_policy.enable_checkpoint:
             await self._start_vault()
         await self._connect()
+        self._observe()
         self._spawn(self._watch())
+
+    def _observe(self) -> None:
+        """Start this node's detectors."""
+        policy = self._config.worker_policy
+        if not policy.enable_detection:
+            return
+        folder = self._config.state_folder / "artifacts" / self._identity.node
+        self._scout = NodeScout(policy.replay, self._tell_run, folder)
+        self._spawn(self._scout.run())
+        health = policy.replay.health
+        watch = HealthWatch(self._identity.node, health, lambda data: self._fact(cast("Data", data)), sources(health))
+        self._spawn(watch.run())
+
+    def _tell_run(self, kind: str, **values: Any) -> None:
+        if self._link is not None:
+            self._link.send(kind, **values)
 
     def _keep_warm(self) -> None:
         """A process with torch loaded, from which trainers start; without it they start cold."""
@@ -492,6 +514,8 @@ class NodeRuntime:
                 self._vault.send("load", generation=message["generation"])
             case "pin" | "retain" if self._vault is not None:
                 self._vault.send(message.pop("kind"), **message)
+            case "capture" if self._scout is not None:
+                self._scout.asked(message)
             case "probe":
                 self._spawn(self._answer_probe(message["generation"]))
             case "closed":
@@ -684,6 +708,8 @@ class NodeRuntime:
                 self._fact(TrainingResumed(generation=said.number, step=message["step"]))
             case "restore_failed" if mine is not None:
                 self._restore_failed(message)
+            case "pulse_page" if self._scout is not None:
+                self._scout.trainer_said(message)
             case "degraded":
                 log.error("protection_degraded", what=message["what"], why=message["why"])
             case _:

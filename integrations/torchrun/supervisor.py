@@ -69,6 +69,13 @@ def become_trainer(page: WorkerPage, supervisor_pid: int) -> None:
     import_hook.install()
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals between the first and the last have no name
+        return f"SIG{number}"
+
+
 class _Supervisor:
     """Reports one trainer and holds after its end. Never returns into the interpreter's start-up."""
 
@@ -187,7 +194,7 @@ class _Supervisor:
         # and not the signal is what happened.
         if error is None and killed_by is not None:
             # Equal signals on all ranks are not one software error: an out-of-memory killer looks just the same.
-            error = {"kind": "signal", "type": signal.Signals(killed_by).name, "fingerprint": None}
+            error = {"kind": "signal", "type": _signal_name(killed_by), "fingerprint": None}
         elif error is None and code != 0:
             error = {"kind": "unknown", "type": None, "fingerprint": None}
         if code != 0:

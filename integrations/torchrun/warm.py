@@ -252,10 +252,9 @@ def main() -> None:
         except ImportError as error:  # another torch: what it lacks, trainers load themselves
             print(f"lmr: warm start without {module}: {error}", file=sys.stderr)
     gc.collect()
-    gc.freeze()  # what is here stays: forks share its pages
+    gc.freeze()  # what is here stays: forks share its pages, and do not walk through them when they end
     job, page_fd = WarmProcess(name).serve()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.unfreeze()
     run_job(job, page_fd)
 
 

@@ -12,10 +12,12 @@ session   when: captures at iteration boundaries, restores before the first step
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lmr.integrations.frameworks.pytorch.session import Session
+    from lmr.integrations.frameworks.trainer_context import TrainerContext
 
 _session: Session | None = None
 
@@ -36,3 +38,15 @@ def attach() -> None:
     if context is not None:
         _session = Session(context)
         hooks.install(_session)
+        if context.enable_detection:
+            _observe(context)
+
+
+def _observe(context: TrainerContext) -> None:
+    """Let SCOUT watch; its failure must not cost the protection of state."""
+    from lmr.integrations.scout import trainer
+
+    try:
+        trainer.attach(context)
+    except Exception as error:  # noqa: BLE001  a blind spot, said; training goes on
+        print(f"lmr: rank {context.rank} is not observed: {error!r}", file=sys.stderr)
