@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-all check bench clean
+.PHONY: install demo test test-all test-frameworks check bench clean
 
 install: $(STAMP)
 
@@ -22,6 +22,10 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest
+
+# Each framework in an environment of its own under .venv-frameworks.
+test-frameworks: install
+	$(BIN)/python tests/frameworks_matrix/run.py
 
 check: install
 	$(BIN)/ruff check .

@@ -27,11 +27,15 @@ class Support:
 ADAPTERS: dict[str, str] = {
     "torch": "lmr.integrations.frameworks.pytorch",
     "deepspeed": "lmr.integrations.frameworks.deepspeed",
+    "megatron.core.optimizer": "lmr.integrations.frameworks.megatron",
+    "torchtitan.components.checkpoint": "lmr.integrations.frameworks.torchtitan",
 }
 """Imported module -> adapter module, which offers `attach() -> None`."""
 
 SUPPORT: dict[str, Support] = {
     "deepspeed": Support("DeepSpeed", "deepspeed", "0.19.8", "0.19.8"),
+    "megatron.core.optimizer": Support("Megatron Core", "megatron-core", "0.16.1", "0.16.1"),
+    "torchtitan.components.checkpoint": Support("TorchTitan", "torchtitan", "0.2.2", "0.2.2"),
 }
 """Imported module -> tested versions."""
 

@@ -9,7 +9,7 @@ from lmr.integrations.frameworks.registry import SUPPORT, is_too_old, judge
 
 
 def fits(module: str) -> bool:
-    """Whether to attach to the framework of an imported module. Newer than tested: with a warning. Older: not at all."""
+    """Whether to attach to an imported framework. Newer than tested: with a warning. Older: not at all."""
     session, support = adapter.session(), SUPPORT[module]
     if session is None:
         return False

@@ -34,6 +34,11 @@ class Job(Cluster):
         """Loss of every step; the last entry of a repeated step counts."""
         return last_losses(Path(f"{self.prefix}.rank{rank}.jsonl"))
 
+    def trainer(self, node: str, rank: int) -> int:
+        """The pid of a rank's trainer: the child of its supervisor, not one of the trainer's own children."""
+        children = Path(f"/proc/{self.workers(node)[rank]}/task/{self.workers(node)[rank]}/children").read_text()
+        return int(children.split()[0])
+
     def final(self, rank: int) -> Path:
         """What a rank saved at the end."""
         return Path(f"{self.prefix}.rank{rank}.pt")
@@ -114,7 +119,7 @@ def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
             loop.start(node)
             loop.wait_for(lambda: len(loop.facts("node_joined")) >= len(loop.agents), f"{node} to join", PATIENCE_S)
         loop.train_until(steps // 4)
-        os.kill(max(loop.trainers(names[:2][-1]).items())[1], signal.SIGKILL)
+        os.kill(loop.trainer(names[:2][-1], nproc * nodes - 1), signal.SIGKILL)
         loop.wait_resumed(1)
         expected = ["start", "restart"]
         if lose:

@@ -25,10 +25,17 @@ class Recipe:
 
     requirements: tuple[str, ...]
     environ: dict[str, str] = field(default_factory=dict)
+    prepare: str = ""
+    """Code to run once in the finished environment."""
 
 
 RECIPES = {
-    "deepspeed": Recipe(("deepspeed==0.19.8",), {"DS_BUILD_OPS": "0"}),
+    # The first run compiles a helper; two ranks that do so at once get in each other's way.
+    "deepspeed": Recipe(
+        ("deepspeed==0.19.8",),
+        {"DS_BUILD_OPS": "0", "TORCH_EXTENSIONS_DIR": str(FOLDER / "deepspeed" / "extensions")},
+        "from deepspeed.accelerator import get_accelerator as on\non().create_op_builder('ShareMemCommBuilder').load()",
+    ),
     "megatron": Recipe(("megatron-core==0.16.1", "psutil")),
     # TorchTitan imports triton without declaring it; triton alone is one gigabyte.
     "torchtitan": Recipe(("torchtitan==0.2.2", "triton")),
@@ -66,6 +73,10 @@ def make(name: str) -> Path:
         env={**os.environ, **recipe.environ},
         stdout=sys.stderr,
     )
+    if recipe.prepare:
+        subprocess.run(
+            [str(python), "-c", recipe.prepare], check=True, env={**os.environ, **recipe.environ}, stdout=sys.stderr
+        )
     stamp.write_text(repr(recipe))
     return python
 
