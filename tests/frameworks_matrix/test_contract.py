@@ -1,0 +1,172 @@
+"""What holds for every adapter, without any framework: detection, versions, claims, attaching, parts of tensors."""
+
+import importlib
+import mmap
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from lmr.integrations.frameworks import adapter, import_hook, registry
+from lmr.integrations.frameworks.adapter import Framework, FrameworkConflict
+from lmr.integrations.frameworks.pytorch import hooks
+from lmr.integrations.frameworks.pytorch.objects import Created, Objects
+from lmr.integrations.frameworks.pytorch.session import Session
+from lmr.integrations.frameworks.pytorch.steps import Steps
+from lmr.integrations.gemini.capture import Collection, ShardReader, ShardWriter
+from lmr.integrations.gemini.errors import ShardMismatch
+
+
+class One(Framework):
+    name = "One"
+
+    def models(self):
+        return []
+
+
+class Other(One):
+    name = "Other"
+
+
+class Claims:
+    """As much of a session as claiming needs."""
+
+    claim = Session.claim
+
+    def __init__(self):
+        self.objects = Objects()
+
+
+def test_two_frameworks_in_one_process_are_a_clear_error():
+    session = Claims()
+    session.claim(One())
+    session.claim(One())
+    with pytest.raises(FrameworkConflict, match="One already trains in this process, Other"):
+        session.claim(Other())
+
+
+def test_a_conflict_reaches_the_script_and_other_faults_do_not():
+    faults = []
+    session = types.SimpleNamespace(fault=lambda where, error: faults.append((where, str(error))))
+
+    def conflict():
+        raise FrameworkConflict("One", "Other")
+
+    def broken():
+        raise KeyError("gone")
+
+    with pytest.raises(FrameworkConflict):
+        adapter.guarded(session, "initialize", conflict)
+    adapter.guarded(session, "initialize", broken)
+    assert faults == [("initialize", "'gone'")]
+
+
+@pytest.mark.parametrize("support", registry.SUPPORT.values(), ids=lambda s: s.name)
+def test_versions_are_judged(support):
+    assert registry.judge(support, support.newest) is None
+    assert "newer than" in registry.judge(support, "99.0")
+    assert not registry.is_too_old(support, "99.0.dev1+cpu")
+    assert "older than" in registry.judge(support, "0.1")
+    assert registry.is_too_old(support, "0.1")
+
+
+def test_detection_imports_no_framework_and_no_torch():
+    code = (
+        "import sys; from lmr.integrations.frameworks import registry, import_hook; registry.installed();"
+        "import_hook.install(); print(sorted({'torch', 'deepspeed', 'megatron', 'torchtitan'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout == "[]\n"
+
+
+def test_adapters_of_others_are_named_in_the_environment(monkeypatch):
+    monkeypatch.setenv(registry.FURTHER, "spark.trainer=spark_lmr, deepspeed=mine")
+    assert registry.adapters()["spark.trainer"] == "spark_lmr"
+    assert registry.adapters()["deepspeed"] == "mine"
+    monkeypatch.setenv(registry.FURTHER, "spark.trainer")
+    with pytest.raises(ValueError, match="not of the form"):
+        registry.adapters()
+
+
+def test_an_adapter_attaches_once_its_module_has_run_and_python_m_still_works(tmp_path):
+    (tmp_path / "spark_x.py").write_text("TRAINER = 1\nif __name__ == '__main__':\n    print('ran')\n")
+    (tmp_path / "spark_adapter.py").write_text(
+        "import sys\ndef attach():\n    print('attached to', sys.modules['spark_x'].TRAINER)\n"
+    )
+    code = (
+        "import sys, runpy; sys.path.insert(0, sys.argv[1]);"
+        "from lmr.integrations.frameworks import import_hook; import_hook.install();"
+    )
+    environ = {registry.FURTHER: "spark_x=spark_adapter", "PATH": ""}
+
+    def run(what):
+        command = [sys.executable, "-c", code + what, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, check=True, text=True, env=environ).stdout
+
+    assert run("import spark_x; print(type(spark_x.__loader__).__name__)") == "attached to 1\nSourceFileLoader\n"
+    assert run("runpy.run_module('spark_x', run_name='__main__')") == "ran\n"
+
+
+def test_a_loader_made_anew_takes_the_place_of_the_one_before():
+    created = Created()
+    first, unrelated, second = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
+    number = created.note(first)
+    created.note(unrelated)
+    created.succeed(number)
+    assert created.note(second) == number
+    assert created.note(nn.Linear(1, 1)) == 2
+    assert dict(created.alive())[number] is second
+    assert created.number(first) is None
+
+
+def test_optimizer_steps_do_not_count_under_a_framework():
+    created, optimizer = Created(), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1)
+    created.note(optimizer)
+    steps = Steps(created, 3)
+    steps.began(optimizer)
+    assert not steps.ended(optimizer, counts=False)
+    steps.began(optimizer)
+    assert steps.ended(optimizer)
+    assert steps.completed == 4
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_of_a_dtensor_the_local_part_travels_and_returns_as_a_dtensor(alone):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    whole = torch.arange(12.0).reshape(4, 3)
+    live = distribute_tensor(whole, mesh, [Shard(0)])
+    collection, writer = Collection(), ShardWriter(0)
+    collection.add("w", live, "own")
+    tree = b'{"parts": ["w"]}'
+    meta = writer.plan(collection, tree)
+    memory = mmap.mmap(-1, meta.total_bytes)
+    writer.write(0, memory, collection, tree, meta)
+    reader = ShardReader(memory, meta)
+
+    fresh = reader.fresh("w", like=distribute_tensor(torch.zeros(4, 3), mesh, [Shard(0)]))
+    assert isinstance(fresh, DTensor)
+    assert torch.equal(fresh.to_local(), whole)
+    target = distribute_tensor(torch.zeros(4, 3), mesh, [Shard(0)])
+    reader.copy_into("w", target)
+    assert torch.equal(target.full_tensor(), whole)
+    with pytest.raises(ShardMismatch):
+        reader.fresh("w", like=torch.zeros(4, 3))
+
+
+def test_every_registered_adapter_offers_attach_and_its_hooks_exist():
+    for module in registry.ADAPTERS.values():
+        assert callable(importlib.import_module(module).attach)
+    assert callable(hooks.install)
+    assert callable(import_hook.install)
