@@ -204,3 +204,10 @@ def waiting(job: Callable[..., Job]) -> Callable[..., Job]:
         return job(*arguments, script=WAITING, **settings)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def module_waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
+    """As `waiting`, for jobs that several tests of a module look at."""
+    with job_factory(tmp_path_factory.mktemp("module")) as make:
+        yield lambda *arguments, **settings: make(*arguments, script=WAITING, **settings)

@@ -1,0 +1,119 @@
+"""The processes of a node: who dies with whom, what is kept and what is left behind."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torchrun
+
+WAITING = Path(__file__).parent / "scripts" / "waiting_worker.py"
+
+
+def abstract_sockets():
+    """Abstract socket names of ours on this machine."""
+    names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
+    return {name for name in names if name.startswith("@lmr-")}
+
+
+def test_only_the_agent_is_killed(waiting):
+    """Its orphans die before the standby starts theirs: never two writers of one rank."""
+    loop = waiting(nodes="2:3", nproc=2, policy="schema_version = 1\n[checkpoint]\norphan_s = 1\n")
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    os.kill(loop.agents["node-2"].process.pid, signal.SIGKILL)
+    loop.wait_running(1)
+    assert loop.active() == ["node-1", "node-3"]
+    loop.wait_for(lambda: not loop.processes("node-2"), "everything of node-2 to end")
+    loop.finish_well("node-1", "node-3")
+    loop.assert_one_writer()
+
+
+@pytest.mark.parametrize("options", [("--max-restarts=4",), ()], ids=["with budget", "without budget"])
+def test_the_process_torchrun_knows_is_killed(waiting, options):
+    """A supervisor takes its trainer along; torchrun sees it die. With budget the node goes on, else it is replaced."""
+    loop = waiting(nodes="2:3", nproc=1, options=options)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    os.kill(loop.workers("node-2")[1], signal.SIGKILL)
+    loop.wait_plan(2)
+    loop.wait_for(lambda: len(loop.starts(loop.plans()[-1]["to_generation"])) == 2, "both ranks to run again")
+    if options:
+        assert loop.told()[1:] == [("restart", "process_crash")]
+        loop.finish_well("node-1", "node-2", "node-3")
+    else:
+        loop.wait_for(lambda: loop.active() == ["node-1", "node-3"] or bool(loop.trainers("node-2")), "a new placement")
+        loop.finish()
+        assert loop.wait_exit("node-1") == 0, loop.standing()
+        assert loop.wait_exit("node-3") == 0, loop.standing()
+    loop.assert_one_writer()
+
+
+def test_a_parked_standby_does_not_mind_user_signals(waiting):
+    """SIGUSR1 and SIGUSR2 mean something to training scripts; a standby that has none yet stays parked."""
+    loop = waiting(nodes="1:2", nproc=1)
+    loop.start_all("node-1", "node-2")
+    loop.wait_running(0)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(loop.agents["node-2"].process.pid, number)
+    loop.request("replace", "node-1")
+    loop.wait_running(1)
+    assert loop.active() == ["node-2"]
+    loop.finish_well("node-1", "node-2")
+
+
+def test_the_logs_of_the_failed_generation_are_kept(waiting, tmp_path):
+    """torchrun removes them at a membership restart; what a rank last said must survive it."""
+    loop = waiting(nodes="1:1", nproc=2, options=(f"--log-dir={tmp_path / 'logs'}", "--redirects=3"))
+    loop.start_all("node-1")
+    loop.wait_running(0)
+    os.kill(loop.trainers("node-1")[1], signal.SIGKILL)
+    loop.wait_running(1)
+    loop.finish_well("node-1")
+    kept = {path.relative_to(tmp_path / "logs").parts[1:]: path for path in (tmp_path / "logs").rglob("stdout.log")}
+    assert sorted(kept) == [
+        (folder, rank, "stdout.log") for folder in ("attempt_0", "generation_0") for rank in ("0", "1")
+    ]
+    assert kept["generation_0", "1", "stdout.log"].read_text() == "rank 1 works in generation 0\n"
+
+
+def test_nothing_is_left_behind(job):
+    """After a run with a crash and a lost machine: no process, no abstract socket, no file outside its folder."""
+    before = {place: set(Path(place).iterdir()) for place in ("/dev/shm", "/tmp")}
+    loop = job("--steps", "60", nodes="2:3", nproc=1)
+    sockets = abstract_sockets()
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.train_until(10)
+    mine = abstract_sockets() - sockets
+    assert mine
+    loop.kill_machine("node-2")
+    assert [loop.wait_exit(node, 90) for node in ("node-1", "node-3")] == [0, 0], loop.standing()
+    for node in ("node-1", "node-2", "node-3"):
+        loop.wait_for(lambda node=node: not loop.processes(node), f"everything of {node} to end")
+    assert not abstract_sockets() & mine
+    for place, there in before.items():
+        left = {path for path in set(Path(place).iterdir()) - there if "lmr" in path.name or "torchel" in path.name}
+        assert not left
+    assert {path.name for path in loop.folder.iterdir() if path.suffix not in (".out", ".jsonl")} <= {
+        "context.node-1.json",
+        "context.node-2.json",
+        "context.node-3.json",
+        "decider.json",
+        "events.db",
+        "policy.toml",
+    }
+
+
+@pytest.mark.parametrize(
+    "how", [["--no-python", sys.executable, "-E"], ["--no-python", sys.executable, "-I"]], ids=["-E", "-I"]
+)
+def test_a_worker_that_cannot_be_supervised_runs_unprotected(waiting, how):
+    """Python that ignores PYTHONPATH: the agent says so in a line, training runs, and its end is the run's."""
+    loop = waiting(nodes="1:1", nproc=1, options=(), command=[])
+    loop.command = [*how, str(WAITING), "--out", str(loop.log)]
+    loop.start_all("node-1")
+    loop.wait_running(0)
+    assert "unprotected" in loop.agents["node-1"].text()
+    loop.finish_well("node-1")
