@@ -7,6 +7,7 @@ from typing import Any
 from lmr.engine.canonical import canonical_bytes, parse_json
 from lmr.engine.errors import EventInvalid, NotCanonical
 from lmr.engine.events import EVENT_TYPES, Event
+from lmr.engine.upcasting import UPCASTERS, upcast
 
 _ENVELOPE_INTS = ("seq", "version", "recorded_at_ms", "epoch")
 _ENVELOPE_STRINGS = ("run_id", "event_id")
@@ -63,7 +64,9 @@ def seal(
 
 
 def open_record(body: bytes, prev_hash: str, hash: str) -> Record:  # noqa: A002 - the log's own word
-    """The record of stored bytes, read leniently; whether `hash` is right is the verifier's question.
+    """The record of stored bytes, read leniently and as today's version says it; `body` and `version` stay as stored.
+
+    Whether `hash` is right is the verifier's question.
 
     Raises:
         NotCanonical: the body is not JSON.
@@ -72,7 +75,7 @@ def open_record(body: bytes, prev_hash: str, hash: str) -> Record:  # noqa: A002
     envelope = parse_json(body)
     if not isinstance(envelope, dict):
         raise NotCanonical("$", "an event is an object")
-    event = Event.parse(envelope, strict=False)
+    event = Event.parse(_up_to_date(envelope), strict=False)
     for key in _ENVELOPE_INTS:
         if type(envelope.get(key)) is not int:
             raise EventInvalid(event.type, key, "must be an integer")
@@ -91,3 +94,12 @@ def open_record(body: bytes, prev_hash: str, hash: str) -> Record:  # noqa: A002
         prev_hash,
         hash,
     )
+
+
+def _up_to_date(envelope: dict[str, Any]) -> dict[str, Any]:
+    type_, version, data = (envelope.get(key) for key in ("type", "version", "data"))
+    if not isinstance(type_, str) or type(version) is not int or not isinstance(data, dict):
+        return envelope  # what is wrong with it, the parser says
+    if (type_, version) not in UPCASTERS:
+        return envelope
+    return {**envelope, "data": upcast(type_, version, data)}
