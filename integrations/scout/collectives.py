@@ -126,7 +126,9 @@ class _Arguments:
     """Finds a call's arguments by the original's signature."""
 
     def __init__(self, original: Callable[..., Any], name: str) -> None:
-        names = list(inspect.signature(original).parameters)
+        parameters = inspect.signature(original).parameters
+        names = list(parameters)
+        self._usual_op = parameters["op"].default if "op" in parameters else None
         self._at = {parameter: number for number, parameter in enumerate(names)}
         self._has_tensor = name in _TENSORS
         self._has_size = name in _EQUAL_SIZES
@@ -145,9 +147,9 @@ class _Arguments:
             if isinstance(tensor, (list, tuple)):
                 tensor = tensor[0]
             found = [tensor.dtype, tensor.numel() if self._has_size else None]
-        op = self._get("op", args, kwargs)
+        op = self._get("op", args, kwargs) or self._usual_op
         if op is not None:
-            found.append(str(op))
+            found.append(str(op).rpartition(".")[2])
         for name in self._named:
             value = self._get(name, args, kwargs)
             if value is not None:

@@ -138,6 +138,11 @@ class Pulse:
             words[Word.BATCHES] = batches + 1
             self.enter(phase)
 
+    @property
+    def has_batches(self) -> bool:
+        """Whether a loader has given anything."""
+        return self._words[Word.BATCHES] > 0
+
     def saved(self, phase: int) -> None:
         """A save is complete; the rank goes on in `phase`."""
         if self.live and threading.get_ident() == self._thread:

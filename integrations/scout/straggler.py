@@ -12,6 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from lmr.integrations.scout.detector_policy import StragglerPolicy
@@ -26,6 +27,8 @@ _OWN: dict[Component, Callable[[Summary], int]] = {
     "checkpoint_io": lambda view: view.save_us,
 }
 Key = tuple[int, Component]
+PARTS = 5
+"""Of a window; up to two of them may hold a pause without effect."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class StragglerDetector:
     """
 
     policy: StragglerPolicy
-    _cut: dict[int, Summary] = field(default_factory=dict)
+    _cuts: list[dict[int, Summary]] = field(default_factory=list)
+    """Where the present window and its parts begin and end."""
     _cut_ms: int = 0
     _history: dict[Key, list[float]] = field(default_factory=lambda: defaultdict(list))
     _group_history: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -70,14 +74,19 @@ class StragglerDetector:
         views = {view.rank: view for view in standing.views()}
         if not views or any(view.steps_here < 2 for view in views.values()):
             return []
-        if self._cut.keys() != views.keys():
-            self._cut, self._cut_ms = views, now_ms
+        if not self._cuts or self._cuts[-1].keys() != views.keys():
+            self._cuts, self._cut_ms = [views], now_ms
             return []
-        steps = [view.steps_here - self._cut[rank].steps_here for rank, view in views.items()]
-        if now_ms - self._cut_ms < self.policy.window_ms or min(steps) < self.policy.window_steps:
+        steps = min(view.steps_here - self._cuts[-1][rank].steps_here for rank, view in views.items())
+        wanted = max(1, self.policy.window_steps // PARTS)
+        if now_ms - self._cut_ms < self.policy.window_ms // PARTS or steps < wanted:
             return []
-        window = measure(self._cut, views, standing)
-        self._cut, self._cut_ms = views, now_ms
+        self._cuts.append(views)
+        self._cut_ms = now_ms
+        if len(self._cuts) <= PARTS:
+            return []
+        window = measure(self._cuts, standing)
+        self._cuts = [views]
         return self._judge(window, standing)
 
     def _judge(self, window: Window, standing: Standing) -> list[Slow]:
@@ -168,25 +177,31 @@ class StragglerDetector:
         return found
 
 
-def measure(before: dict[int, Summary], after: dict[int, Summary], standing: Standing) -> Window:
-    """What happened between two moments, per step."""
-    steps = {rank: after[rank].steps_here - before[rank].steps_here for rank in after}
+def measure(cuts: list[dict[int, Summary]], standing: Standing) -> Window:
+    """What happened per step in a window.
+
+    The parts' median, not the mean: a pause of one rank falls into one part. Saves are rare, so of them it is the mean.
+    """
+    parts = list(pairwise(cuts))
+    first, last = cuts[0], cuts[-1]
     per_step: dict[Component, dict[int, float]] = {
-        component: {rank: (of(after[rank]) - of(before[rank])) / steps[rank] for rank in after}
+        component: {rank: statistics.median(_rate(a[rank], b[rank], of) for a, b in parts) for rank in last}
         for component, of in _OWN.items()
     }
-    waited = {rank: (after[rank].waited_us - before[rank].waited_us) / steps[rank] for rank in after}
+    per_step["checkpoint_io"] = {rank: _rate(first[rank], last[rank], _OWN["checkpoint_io"]) for rank in last}
+    waited = [statistics.median(_rate(a[rank], b[rank], lambda v: v.waited_us) for a, b in parts) for rank in last]
     # What a step takes where nobody is slow: usual work, and the waiting that even the last to arrive has to do.
     # Waiting for somebody else's evaluation or save is no part of it.
-    usual = statistics.median(per_step["compute"][rank] + per_step["input"][rank] for rank in after)
-    healthy_us = max(1.0, usual + min(waited.values()))
-    roles = {rank: view.role for rank, view in after.items()}
-    return Window(healthy_us, per_step, roles, _group_times(before, after, steps, standing))
+    usual = statistics.median(per_step["compute"][rank] + per_step["input"][rank] for rank in last)
+    roles = {rank: view.role for rank, view in last.items()}
+    return Window(max(1.0, usual + min(waited)), per_step, roles, _group_times(first, last, standing))
 
 
-def _group_times(
-    before: dict[int, Summary], after: dict[int, Summary], steps: dict[int, int], standing: Standing
-) -> dict[int, float]:
+def _rate(before: Summary, after: Summary, of: Callable[[Summary], int]) -> float:
+    return (of(after) - of(before)) / (after.steps_here - before.steps_here)
+
+
+def _group_times(before: dict[int, Summary], after: dict[int, Summary], standing: Standing) -> dict[int, float]:
     """Time per step in each group's collectives themselves: the member that waited least came last."""
     found: dict[int, float] = {}
     for group, members in standing.members.items():
@@ -194,9 +209,10 @@ def _group_times(
         for rank in members:
             new = after[rank].group(group) if rank in after else None
             old = before[rank].group(group) if rank in before else None
-            if new is None or old is None or new.calls - old.calls < steps[rank]:
+            steps = after[rank].steps_here - before[rank].steps_here if rank in after else 0
+            if new is None or old is None or new.calls - old.calls < steps:
                 break
-            times.append((new.waited_us - old.waited_us) / steps[rank])
+            times.append((new.waited_us - old.waited_us) / steps)
         else:
             if times:
                 found[group] = min(times)

@@ -1,7 +1,8 @@
 """Phases of a training step, without the script's help.
 
     asks a loader for a batch           data, or eval where gradients are off
-    calls the root module               forward, or eval where it is not training
+    calls the root module               forward, or eval where it is not training (in loops without a loader)
+    puts a module into eval mode        eval
     backward                            backward; after the last gradient: reduce, which is waiting for the others
     an optimizer's step                 optimizer; its end completes a step
     torch.save, distributed checkpoint  checkpoint
@@ -78,7 +79,7 @@ def _follow_loaders(pulse: Pulse) -> None:
 
 
 def _follow_modules(pulse: Pulse) -> None:
-    """The first module called with gradients on is the root; from then on only its calls are followed."""
+    """The first module called with gradients on is the root; where no loader tells, its calls are followed."""
 
     def root_called(module: nn.Module, _args: Any) -> None:
         pulse.enter(FORWARD if module.training and torch.is_grad_enabled() else EVAL)
@@ -87,7 +88,8 @@ def _follow_modules(pulse: Pulse) -> None:
         if torch.is_grad_enabled() and module.training and any(True for _ in module.parameters()):
             handle.remove()
             root_called(module, args)
-            module.register_forward_pre_hook(root_called)
+            if not pulse.has_batches:  # loaders tell as much, for less
+                module.register_forward_pre_hook(root_called)
 
     handle = nn.modules.module.register_module_forward_pre_hook(first_call)
     evaluate = nn.Module.eval
@@ -140,22 +142,22 @@ class _Finiteness:
         self._coming: list[tuple[Any, torch.Tensor]] = []
 
     def look(self, tensors: Any) -> None:
+        """A loss or norm; what is not one number is not looked at."""
         try:
-            self._look(tensors if isinstance(tensors, torch.Tensor) else tensors[0])
-        except Exception:  # noqa: BLE001  not a number that can be looked at, such as a distributed tensor
+            tensor = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
+            if tensor.is_cpu:
+                if not math.isfinite(tensor.item()):
+                    self._pulse.not_finite()
+            else:
+                self._look_later(tensor)
+        except Exception:  # noqa: BLE001  several numbers, a distributed tensor
             return
 
-    def _look(self, tensor: torch.Tensor) -> None:
+    def _look_later(self, tensor: torch.Tensor) -> None:
         self._coming = [(event, value) for event, value in self._coming if not self._arrived(event, value)]
-        if tensor.numel() != 1 or not tensor.is_floating_point():
-            return
-        value = tensor.detach()
-        if value.device.type == "cpu":
-            if not math.isfinite(value.item()):
-                self._pulse.not_finite()
-        elif len(self._coming) < 8:
-            copy = value.to("cpu", non_blocking=True)
-            event = torch.Event(value.device.type)
+        if tensor.numel() == 1 and tensor.is_floating_point() and len(self._coming) < 8:
+            copy = tensor.detach().to("cpu", non_blocking=True)
+            event = torch.Event(tensor.device.type)
             event.record()
             self._coming.append((event, copy))
 
@@ -178,7 +180,10 @@ class _Steps:
         self._primary: weakref.ref[torch.optim.Optimizer] | None = None
         self._depth = 0
         self._last = _LastGradient(pulse)
-        self._follows_compilation = False
+        self._later = {
+            "torch._dynamo.callback": _follow_compilation,
+            "torch.distributed.checkpoint.state_dict_saver": _follow_distributed_saves,
+        }
 
     def install(self) -> None:
         register_optimizer_step_pre_hook(self._began)
@@ -202,9 +207,8 @@ class _Steps:
         self._depth = 0
         self._pulse.stepped()
         self._last.stepped()
-        if not self._follows_compilation and "torch._dynamo.callback" in sys.modules:
-            self._follows_compilation = True
-            _follow_compilation(self._pulse)
+        for module in [name for name in self._later if name in sys.modules]:
+            self._later.pop(module)(self._pulse)
 
 
 class _LastGradient:
@@ -252,6 +256,20 @@ class _LastGradient:
 
 def _follow_saves(pulse: Pulse) -> None:
     torch.save = as_save(pulse, torch.save)
+
+
+def _follow_distributed_saves(pulse: Pulse) -> None:
+    """Functions a script took out of the package before its first step are not seen; calls through the package are."""
+    saver = sys.modules["torch.distributed.checkpoint.state_dict_saver"]
+    package = sys.modules["torch.distributed.checkpoint"]
+    for name in ("save", "async_save"):
+        original = getattr(saver, name, None)
+        if original is None:
+            continue
+        wrapped = as_save(pulse, original)
+        for module in (saver, package):
+            if getattr(module, name, None) is original:
+                setattr(module, name, wrapped)
 
 
 def as_save(pulse: Pulse, original: Callable[..., Any]) -> Callable[..., Any]:

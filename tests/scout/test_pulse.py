@@ -150,7 +150,13 @@ def test_a_killed_process_is_seen_to_be_gone(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "phase"), [("eval", Phase.EVAL), ("declared", Phase.DECLARED), ("save", Phase.CHECKPOINT)]
+    ("what", "phase"),
+    [
+        ("eval", Phase.EVAL),
+        ("declared", Phase.DECLARED),
+        ("save", Phase.CHECKPOINT),
+        ("distributed save", Phase.CHECKPOINT),
+    ],
 )
 def test_long_sections_are_recognized(node: Node, what: str, phase: Phase) -> None:
     node.start(what)
@@ -168,7 +174,7 @@ def test_the_rank_that_never_enters_a_collective_is_named_with_evidence(pair: No
     assert isinstance(fact, RankHung)
     assert fact.ranks == (1,)
     assert fact.collective is not None
-    assert (fact.collective.seq, fact.collective.op) == (11, "all_reduce torch.float32 3 RedOpType.SUM")
+    assert (fact.collective.seq, fact.collective.op) == (11, "all_reduce torch.float32 3 SUM")
     assert fact.artifacts is not None
     saved = {a.name: (pair.folder / "artifacts" / a.name).read_text() for a in fact.artifacts}
     stacks = {json.loads(text)["rank"]: json.loads(text)["stacks"] for name, text in saved.items() if "stacks" in name}

@@ -20,6 +20,7 @@ from lmr.integrations.scout.detector_policy import HangPolicy, StragglerPolicy
 from lmr.integrations.scout.page import Phase
 from lmr.integrations.scout.replay_policy import ReplayPolicy
 from lmr.integrations.scout.run_scout import Ask, RunScout
+from lmr.integrations.scout.straggler import PARTS
 from lmr.integrations.scout.summary import GroupState, Summary, from_wire, to_wire
 
 G = 41
@@ -174,20 +175,24 @@ def test_waiting_for_storage_is_a_stall_of_its_own(phase: Phase, still_ms: int, 
     assert tell(made, *views, now_ms=1_500) == []
 
 
-def slowed(policy: StragglerPolicy, work_us: list[int], windows: int) -> list[EventData | Ask]:
-    """Ten steps of one second each a window; what each rank works, and waits for the slowest otherwise."""
+def slowed(
+    policy: StragglerPolicy, work_us: list[int], windows: int, pause_us: dict[int, int] | None = None
+) -> list[EventData | Ask]:
+    """Ten steps a window, reported twice a step; `pause_us` is added to the first rank's work at some reports."""
     made = scout(ReplayPolicy(straggler=policy), world=len(work_us))
     facts: list[EventData | Ask] = []
-    for window in range(windows + 1):
-        steps = 10 * window + 2
+    paused = 0
+    for report in range(windows * PARTS + 1):
+        steps = 2 * report + 2
+        paused += (pause_us or {}).get(report, 0)
         views = [
             at_118(
-                r, step=steps, steps_here=steps, still_ms=5, own_us=steps * own,
+                r, step=steps, steps_here=steps, still_ms=5, own_us=steps * own + (paused if r == 0 else 0),
                 waited_us=steps * (max(work_us) - own + 1_000), role=5,
             )
             for r, own in enumerate(work_us)
         ]  # fmt: skip
-        facts += tell(made, *views, now_ms=10_000 * window)
+        facts += tell(made, *views, now_ms=10_000 * report // PARTS)
     return facts
 
 
@@ -199,6 +204,16 @@ def test_a_straggler_is_told_after_enough_windows_and_again_when_their_number_ha
         (3, "compute", 12),
     ]
     assert all(isinstance(f, RankSlowed) and 25 <= f.slowdown_pct <= 32 for f in facts)
+
+
+def test_a_pause_of_another_rank_does_not_hide_a_straggler() -> None:
+    facts = slowed(StragglerPolicy(windows=3), [100_000, 101_000, 99_000, 130_000], 3, {7: 5_000_000})
+    assert [(f.rank, f.windows) for f in facts if isinstance(f, RankSlowed)] == [(3, 3)]
+
+
+def test_pauses_alone_are_no_straggler() -> None:
+    every_window = dict.fromkeys(range(1, 60, PARTS), 3000000)
+    assert slowed(StragglerPolicy(windows=2), [100_000, 101_000, 99_000, 100_500], 12, every_window) == []
 
 
 def test_a_rank_slower_than_its_peers_by_little_is_not_a_straggler() -> None:

@@ -14,6 +14,8 @@ from lmr.integrations.scout import trainer
 from lmr.integrations.torchrun.worker_page import WorkerPage
 
 what = sys.argv[1]
+if what == "distributed save":
+    import torch.distributed.checkpoint as dcp
 rank = int(os.environ["RANK"])
 assert trainer.attach(trainer_context.enter(WorkerPage())) is not None
 torch.manual_seed(1)
@@ -48,6 +50,14 @@ elif what == "eval":
 elif what == "declared":
     with trainer.long_section("a report"):
         wait_for_ever()
+elif what == "distributed save":
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    class Stuck(FileSystemWriter):
+        def write_data(self, *_args: object, **_more: object) -> None:
+            wait_for_ever()
+
+    dcp.save({"model": model.state_dict()}, storage_writer=Stuck(os.environ["STORE"] + ".dcp"))
 elif what == "save":
     original = torch.serialization._save
 
