@@ -36,6 +36,16 @@ def _attach(adapter: str) -> None:
         importlib.import_module(adapter).attach()
     except Exception as error:  # noqa: BLE001  protection may fail, the user's import may not
         print(f"lmr: {adapter} could not attach, this worker runs unprotected: {error!r}", file=sys.stderr)
+        _protect_nothing(repr(error))
+
+
+def _protect_nothing(why: str) -> None:
+    """What follows torch alone would capture half of a framework's state: better none, and said."""
+    from lmr.integrations.frameworks.adapter import session
+
+    found = session()
+    if found is not None:
+        found.refuse_framework(why)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -15,16 +15,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import environments
 
+OWN = ("contract", "native", "fifth")
+"""What needs nothing but the project's own environment."""
+
 
 def main() -> int:
     """Run the native modes and each framework; the number of those that failed."""
     here = Path(__file__).parent
-    wanted = sys.argv[1:] or ["native", *environments.RECIPES]
+    wanted = sys.argv[1:] or [*OWN, *environments.RECIPES]
     environ = {**os.environ, "LMR_MATRIX": str(environments.FOLDER / "matrix.jsonl")}
     environments.FOLDER.mkdir(exist_ok=True)
     failed = []
     for name in wanted:
-        python = Path(sys.executable) if name == "native" else environments.make(name)
+        python = Path(sys.executable) if name in OWN else environments.make(name)
         command = [str(python), "-m", "pytest", str(here / f"test_{name}.py")]
         if subprocess.run(command, cwd=environments.ROOT, env=environ, check=False).returncode:
             failed.append(name)

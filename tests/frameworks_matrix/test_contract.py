@@ -109,6 +109,15 @@ def test_an_adapter_attaches_once_its_module_has_run_and_python_m_still_works(tm
     assert run("runpy.run_module('spark_x', run_name='__main__')") == "ran\n"
 
 
+def test_an_adapter_that_does_not_fit_its_framework_leaves_nothing_half_protected(monkeypatch, capsys):
+    refused = []
+    session = types.SimpleNamespace(mine=True, refuse_framework=refused.append)
+    monkeypatch.setattr("lmr.integrations.frameworks.pytorch._session", session)
+    import_hook._attach("no.such.adapter")
+    assert "could not attach" in capsys.readouterr().err
+    assert refused == ["ModuleNotFoundError(\"No module named 'no'\")"]
+
+
 def test_a_loader_made_anew_takes_the_place_of_the_one_before():
     created = Created()
     first, unrelated, second = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torchrun, pytest.mark.long, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent / "fifth"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adapters.md"
