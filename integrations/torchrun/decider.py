@@ -664,7 +664,8 @@ class Decider:
         return f"node id {node!r} is in use by a live agent: set LM_RESILIENCY_NODE_ID to tell them apart", 1
 
     def _no_seat(self, node: str) -> tuple[str, int] | None:
-        if self._roster.live_count(besides=node) < self._config.max_nodes:
+        taken = (self._roster.live_nodes() | self._sessions.keys()) - {node}
+        if len(taken) < self._config.max_nodes:
             return None
         if node in self._roster.seats:
             return f"node {node!r} is not needed: the run has its {self._config.max_nodes} nodes", 0

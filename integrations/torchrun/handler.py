@@ -33,7 +33,7 @@ from lmr.integrations.torchrun.entry import BACKEND
 from lmr.integrations.torchrun.errors import AdmissionRefused, ConfigInvalid, MeetingFailed
 from lmr.integrations.torchrun.identity import node_id
 from lmr.integrations.torchrun.node import Current, End, NodeRuntime
-from lmr.integrations.torchrun.restart_context import context_path, write_context
+from lmr.integrations.torchrun.restart_context import closed_outcome, context_path, write_context
 from lmr.store import StoreError
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ class LmrHandler(RendezvousHandler):
 
     def _join(self, agent: AgentView) -> None:
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # ranks follow from slots; no store round is needed
+        self._refuse_if_closed()
         runtime = NodeRuntime(self._config)
         self._runtime = runtime
         try:
@@ -157,6 +158,14 @@ class LmrHandler(RendezvousHandler):
                 self._finish(End("told to leave while joining", 0, run_closed=False))
             self._leave("could not join")
             _refuse(str(error), 1)
+
+    def _refuse_if_closed(self) -> None:
+        """The run is over, as this node knows: nobody may be left at the endpoint to say so."""
+        if self._config.restart_context is None:
+            return
+        outcome = closed_outcome(context_path(self._config.restart_context, node_id()), self._config.run_id)
+        if outcome is not None:
+            _refuse(f"run {self._config.run_id!r} is closed: {outcome[0]}", outcome[1])
 
     def _between(self) -> None:
         """A generation is over for this node."""
@@ -224,6 +233,7 @@ class LmrHandler(RendezvousHandler):
                 slot=now.mine.slot,
                 plan=now.orders.plan_id,
                 head=now.orders.head,
+                closed=_closed(now),
             )
         except OSError as error:
             log.error("restart_context_not_written", why=str(error))
@@ -235,6 +245,8 @@ class LmrHandler(RendezvousHandler):
 
     def _leave(self, reason: str) -> None:
         if self._runtime is not None:
+            if _closed(self._runtime.current()):
+                self._write_context(self._runtime.current())
             self._runtime.close(reason)
         self._store = None
 
@@ -285,6 +297,13 @@ class LmrHandler(RendezvousHandler):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _closed(now: Current) -> dict[str, Any] | None:
+    """How the run ended, for the restart context; None while it has not."""
+    if now.end is None or not now.end.run_closed:
+        return None
+    return {"reason": now.end.reason, "exit_code": now.end.exit_code}
 
 
 class _Leaving:

@@ -250,11 +250,8 @@ class NodeRuntime:
         """The agent saw its workers fail and no supervisor said so."""
 
         async def report() -> None:
-            mine = self._current.mine
-            if mine is None or self._said.number != generation:
-                return
-            for rank in self._ranks():
-                self._exited(Exit(rank))
+            if self._workers is not None and self._said.number == generation:
+                self._workers.all_lost()
 
         self._do(report(), 10)
 

@@ -27,12 +27,23 @@ def context_path(given: Path, node: str, environ: Mapping[str, str] = os.environ
     return given.with_name(f"{given.stem}.{node}{given.suffix or '.json'}")
 
 
+def closed_outcome(path: Path, run: str) -> tuple[str, int] | None:
+    """Reason and exit code of a run that this node has seen closed; None when the context does not say so."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["run"] != run or told.get("closed") is None:
+            return None
+        return str(told["closed"]["reason"]), int(told["closed"]["exit_code"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def write_context(path: Path, **values: Any) -> None:
     """Replace the file.
 
     Args:
         path: where.
-        values: `run`, `node`, `generation`, `slot`, `plan`, `head`.
+        values: `run`, `node`, `generation`, `slot`, `plan`, `head`, and `closed` once the run is.
 
     Raises:
         OSError: the folder cannot be written.

@@ -74,6 +74,6 @@ class Roster:
         seat = self.seats.get(node)
         return seat is not None and seat.live and seat.incarnation == incarnation
 
-    def live_count(self, besides: str) -> int:
-        """Seats taken, not counting one node."""
-        return sum(seat.live for node, seat in self.seats.items() if node != besides)
+    def live_nodes(self) -> set[str]:
+        """Nodes whose seats are taken."""
+        return {node for node, seat in self.seats.items() if seat.live}

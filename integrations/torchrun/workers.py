@@ -108,6 +108,11 @@ class Workers:
             if rank in self._supervisors:
                 self._supervisors[rank].send("exit", code=1)
 
+    def all_lost(self) -> None:
+        """The agent saw the workers fail: those that have not said how are lost without a word."""
+        for rank in sorted(self._ranks):
+            self._ended(Exit(rank))
+
     def release(self, code: int) -> None:
         """Let the supervisors end with `code`."""
         for peer in self._supervisors.values():
