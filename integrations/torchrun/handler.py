@@ -155,7 +155,7 @@ class LmrHandler(RendezvousHandler):
             _refuse(refused.reason, refused.exit_code)
         except (MeetingFailed, StoreError) as error:
             if self._stop_signal is not None:
-                self._finish(End("told to leave while joining", 0, run_closed=False))
+                self._finish(End("told to leave while joining", 0))
             self._leave("could not join")
             _refuse(str(error), 1)
 
@@ -182,7 +182,7 @@ class LmrHandler(RendezvousHandler):
         now, arrived = runtime.current(), self._generation
         while True:
             if self._stop_signal is not None:
-                self._finish(End(f"signal {self._stop_signal} while parked", 0, run_closed=False))
+                self._finish(End(f"signal {self._stop_signal} while parked", 0))
             if now.end is not None:
                 self._finish(now.end)
             if now.mine is not None and now.generation > self._generation:
@@ -221,7 +221,7 @@ class LmrHandler(RendezvousHandler):
         )
 
     def _write_context(self, now: Current) -> None:
-        if self._config.restart_context is None or now.orders is None or now.mine is None or self._runtime is None:
+        if self._config.restart_context is None or now.orders is None or self._runtime is None:
             return
         node = self._runtime.identity.node
         try:
@@ -230,7 +230,7 @@ class LmrHandler(RendezvousHandler):
                 run=self._config.run_id,
                 node=node,
                 generation=now.generation,
-                slot=now.mine.slot,
+                slot=now.mine.slot if now.mine is not None else None,
                 plan=now.orders.plan_id,
                 head=now.orders.head,
                 closed=_closed(now),
@@ -301,9 +301,9 @@ class LmrHandler(RendezvousHandler):
 
 def _closed(now: Current) -> dict[str, Any] | None:
     """How the run ended, for the restart context; None while it has not."""
-    if now.end is None or not now.end.run_closed:
+    if now.end is None or now.end.outcome is None:
         return None
-    return {"reason": now.end.reason, "exit_code": now.end.exit_code}
+    return {"reason": now.end.outcome, "exit_code": now.end.exit_code}
 
 
 class _Leaving:

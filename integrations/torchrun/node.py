@@ -71,7 +71,13 @@ class End:
 
     reason: str
     exit_code: int
-    run_closed: bool
+    outcome: str | None = None
+    """How the run was closed; None when only this agent ends."""
+
+    @property
+    def run_closed(self) -> bool:
+        """Whether the run is over for everybody."""
+        return self.outcome is not None
 
 
 @dataclass(frozen=True)
@@ -479,9 +485,9 @@ class NodeRuntime:
             self._current = replace(self._current, **values)
             self._changed.notify_all()
 
-    def _end(self, reason: str, code: int, *, run_closed: bool = False) -> None:
+    def _end(self, reason: str, code: int, outcome: str | None = None) -> None:
         if self._current.end is None:
-            self._set({"end": End(reason, code, run_closed)})
+            self._set({"end": End(reason, code, outcome)})
 
     def _fact(self, data: Data) -> None:
         if self._link is not None:
@@ -626,9 +632,9 @@ class NodeRuntime:
         if outcome == "succeeded":
             if active and self._workers is not None:
                 self._workers.release(0)
-            self._end(f"the run succeeded: {reason}", 0, run_closed=True)
+            self._end(f"the run succeeded: {reason}", 0, f"{outcome} ({reason})")
         else:
-            self._end(f"the run was halted: {reason}", 1 if active else 0, run_closed=True)
+            self._end(f"the run was halted: {reason}", 1 if active else 0, f"{outcome} ({reason})")
 
     # -- what workers say ----------------------------------------------------------------------------------------------
 
