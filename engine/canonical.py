@@ -66,8 +66,13 @@ def _plain(value: Any) -> bool:
     if kind is int:
         return bool(-MAX_INTEGER <= value <= MAX_INTEGER)
     if kind is dict:
-        keys_plain = all(type(key) is str and key.isascii() for key in value)
-        return keys_plain and all(map(_plain, value.values()))
+        for key, item in value.items():
+            if type(key) is not str or not key.isascii():
+                return False
+            # Most values are strings: asked here, they cost no call.
+            if type(item) is not str and not _plain(item):
+                return False
+        return True
     return (kind is list or kind is tuple) and all(map(_plain, value))
 
 

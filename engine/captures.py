@@ -27,28 +27,29 @@ def copied(
     state: State, seq: int, data: CheckpointCaptured | CheckpointReplicated | CheckpointFlushed, holder: str, tier: Tier
 ) -> None:
     """A live holder has a copy of a step of the lineage."""
-    if data.slot >= state.min_nodes or not _belongs(state, data.generation, data.step):
+    slot, generation = data.slot, data.generation
+    if slot >= state.min_nodes or not _belongs(state, generation, data.step):
         return
     node = state.nodes.get(holder)
     announced = state.generation is None and state.reopened > 0
     if (node is None or not node.live) and not announced:
         return
-    if tier == "memory" and _of_an_earlier_life(state, data.generation, data.slot, holder):
+    if tier == "memory" and _of_an_earlier_life(state, generation, slot, holder):
         return
-    snapshot = _snapshot(state, data.step, data.generation)
-    key = (data.slot, holder, str(tier))
-    if key in snapshot.dropped:
+    snapshot = _snapshot(state, data.step, generation)
+    if snapshot.dropped and (slot, holder, tier) in snapshot.dropped:
         return
-    copies = snapshot.copies.setdefault(data.slot, {})
+    copies = snapshot.copies.setdefault(slot, {})
     known = copies.get((holder, tier))
     if known is None or known.reopened != state.reopened:
         incarnation = node.incarnation if node is not None and node.live else None
-        copies[holder, tier] = Copy(data.slot, holder, incarnation, tier, seq, state.reopened)
+        copies[holder, tier] = Copy(slot, holder, incarnation, tier, seq, state.reopened)
         snapshot.last_seq = seq
-    first = snapshot.digests.setdefault(data.slot, data.digest)
+    first = snapshot.digests.setdefault(slot, data.digest)
     if first != data.digest:
-        snapshot.conflicts.setdefault(data.slot, seq)
-    _note_complete(state, snapshot)
+        snapshot.conflicts.setdefault(slot, seq)
+    if not snapshot.was_complete and len(snapshot.copies) >= state.min_nodes:
+        _note_complete(state, snapshot)
 
 
 def persisted(state: State, seq: int, data: CheckpointPersisted) -> None:
@@ -165,17 +166,17 @@ def _of_an_earlier_life(state: State, generation: int, slot: int, holder: str) -
 
 
 def _snapshot(state: State, step: int, generation: int) -> Snapshot:
-    known = state.copies.count
+    for snapshot in state.copies.by_step.get(step, ()):
+        if snapshot.generation == generation:
+            return snapshot
     snapshot = state.copies.at(step, generation)
-    if state.copies.count > max(known, 2 * KEEP_STEPS):
+    if state.copies.count > 2 * KEEP_STEPS:
         prune(state.copies, state.policy.certify_checks, keep=KEEP_STEPS, keep_trusted=KEEP_TRUSTED)
         return state.copies.at(step, generation)
     return snapshot
 
 
 def _note_complete(state: State, snapshot: Snapshot) -> None:
-    if snapshot.was_complete or len(snapshot.copies) < state.min_nodes:
-        return
     if all(any(copy_alive(state, copy) for copy in copies.values()) for copies in snapshot.copies.values()):
         snapshot.was_complete = True
         if state.detection:

@@ -60,15 +60,27 @@ def apply(state: State, record: Record) -> None:
         raise FoldMisused(f"record {record.seq} does not follow {state.seq}")
     state.seq = record.seq
     state.head_hash = record.hash
-    state.now_ms = max(state.now_ms, record.recorded_at_ms)
+    if record.recorded_at_ms > state.now_ms:
+        state.now_ms = record.recorded_at_ms
     if state.closed is None:
-        _note_step(state, record.event.data)
-        _fold(state, record.seq, record.event.data)
+        data = record.event.data
+        _note_step(state, data)
+        _fold(state, record.seq, data)
 
 
 def _fold(state: State, seq: int, data: Data) -> bool:  # noqa: C901 - one line an event, all in one place
     """Folds one event. Returns True so that an event without a case is a missing return to mypy."""
     match data:
+        # A class pattern costs each event behind it: what long logs consist of comes first.
+        case CheckpointCaptured():
+            captures.copied(state, seq, data, data.node, "memory")
+            return True
+        case CheckpointReplicated():
+            captures.copied(state, seq, data, data.holder, "replica")
+            return True
+        case ReplayChecked() | StateDiverged():
+            _verdict(state, seq, data)
+            return True
         case RunOpened():
             _opened(state, data)
             return True
@@ -130,17 +142,8 @@ def _fold(state: State, seq: int, data: Data) -> bool:  # noqa: C901 - one line 
         case InputStalled() | CheckpointStalled():
             incident.stalled(state, seq, data)
             return True
-        case ReplayChecked() | StateDiverged():
-            _verdict(state, seq, data)
-            return True
         case LossDiverged():
             incident.loss_diverged(state, seq, data)
-            return True
-        case CheckpointCaptured():
-            captures.copied(state, seq, data, data.node, "memory")
-            return True
-        case CheckpointReplicated():
-            captures.copied(state, seq, data, data.holder, "replica")
             return True
         case CheckpointFlushed():
             captures.copied(state, seq, data, data.holder, "disk")

@@ -55,15 +55,14 @@ class Reader:
             head = self._log.head(run_id)
             record: Record | None = None
             while after < head.seq:
-                for seq, body, prev_hash, hash_, *columns in self._page(run_id, after, head.seq):
+                for row in self._page(run_id, after, head.seq):
+                    seq, body, prev_hash, hash_, *_ = row
                     if seq != after + 1:
                         raise LogCorrupt(after + 1, "the record is missing")
                     record = open_fast(bytes(body), prev_hash, hash_)
-                    event = record.event
-                    said = [event.type, event.at_ms, event.source, record.event_id]
-                    said += [record.version, record.recorded_at_ms, record.epoch]
-                    if columns != said:
-                        raise LogCorrupt(seq, f"the column {_differing(columns, said)} is not what the record says")
+                    said = _columns_of(record)
+                    if row[4:] != said:
+                        raise LogCorrupt(seq, f"the column {_differing(row[4:], said)} is not what the record says")
                     yield record
                     after = seq
             if record is not None and record.hash != head.hash:
@@ -79,7 +78,14 @@ class Reader:
         return rows
 
 
-def _differing(columns: list[Any], said: list[Any]) -> str:
+def _columns_of(record: Record) -> tuple[Any, ...]:
+    event = record.event
+    return (
+        event.type, event.at_ms, event.source, record.event_id, record.version, record.recorded_at_ms, record.epoch
+    )  # fmt: skip
+
+
+def _differing(columns: tuple[Any, ...], said: tuple[Any, ...]) -> str:
     return next(name for name, a, b in zip(_COLUMNS, columns, said, strict=True) if a != b)
 
 

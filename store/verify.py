@@ -5,11 +5,11 @@ who may also rewrite the head: for that there are anchors, head hashes that were
 checkpoint manifests, agents' logs).
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
 from sqlalchemy import bindparam, select
 
 from lmr.engine.record import Record, genesis_hash, open_record, record_hash
@@ -149,7 +149,7 @@ class _Walk:
         if row.hash != record_hash(self.hash, body):
             raise LogCorrupt(seq, "the hash is not that of the stored bytes")
         try:
-            said = json.loads(body)
+            said = from_json(body, cache_strings="keys")
         except ValueError as error:
             raise LogCorrupt(seq, "the stored bytes are not JSON") from error
         if tuple(map(said.get, _COLUMNS)) != tuple(row)[: len(_COLUMNS)]:

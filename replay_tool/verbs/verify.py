@@ -29,6 +29,7 @@ FaultKind = Literal[
     "deadline_early", "deadline_unknown",
     "anchor_differs", "tail_cut",
 ]  # fmt: skip
+_DECISIONS = (PlanCommitted, RunClosed)
 MAX_FAULTS = 50
 """Faults listed; the rest is counted. A log that broke once breaks everywhere after."""
 
@@ -120,7 +121,7 @@ class _Pass:
             return False
         data = record.event.data
         self.result.records += 1
-        if isinstance(data, PlanCommitted | RunClosed):
+        if isinstance(data, _DECISIONS):
             self._check_decision(record)
         elif self.due is not None and not self.missed:
             self.missed = True
@@ -173,7 +174,7 @@ class _Pass:
         if own != record.hash:
             self._fault(record, "body_changed", "its bytes are not what its hash says", "hash", record.hash, own)
         self.head = record.hash
-        anchor = self.anchors.pop(record.seq, None)
+        anchor = self.anchors.pop(record.seq, None) if self.anchors else None
         if anchor is not None:
             self.result.anchors_checked += 1
             if anchor.hash != record.hash:
