@@ -225,7 +225,8 @@ class _LastGradient:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         shapes = [(tuple(p.shape), str(p.dtype)) for p in parameters[:PARAMETERS_WATCHED]]
         self._pulse.role(type(optimizer).__name__, len(parameters), *shapes)
-        plain = all(type(p) in (nn.Parameter, torch.Tensor) for p in parameters)
+        # A view of a parameter (a shard of a distributed optimizer) has no gradient hook of its own.
+        plain = all(p.is_leaf and type(p) in (nn.Parameter, torch.Tensor) for p in parameters)
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if not distributed or not plain or len(parameters) > PARAMETERS_WATCHED:
             # The gradient of a sharded parameter is there after its reduction, which is what is to be told from it.
