@@ -143,6 +143,7 @@ class Decider:
         self._scout = RunScout(policy.replay) if policy.enable_detection else None
         self._outage: str | None = None
         self._expected_until = 0.0
+        self._stopping = False
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._committer = Committer(
@@ -210,6 +211,7 @@ class Decider:
             for session in list(self._sessions.values()):
                 session.send("decider_gone", reason=reason)
             await asyncio.sleep(0.05)
+        self._stopping = True
         for task in self._tasks:
             task.cancel()
         if self._server is not None:
@@ -551,7 +553,7 @@ class Decider:
             pass
         finally:
             writer.close()
-            if session is not None and self._sessions.get(session.node) is session and not self._loop.is_closed():
+            if session is not None and self._sessions.get(session.node) is session and not self._stopping:
                 self._spawn(self._link_closed(session))
 
     async def _link_closed(self, session: Session) -> None:

@@ -73,7 +73,8 @@ def fingerprint(error: BaseException) -> str:
     Made of the type, the innermost frames as file name and function (no paths, no line numbers of other installs) and
     the message with numbers and addresses taken out.
     """
-    frames = traceback.extract_tb(error.__traceback__)[-FINGERPRINT_FRAMES:]
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if frame.filename != "<frozen runpy>"][-FINGERPRINT_FRAMES:]
     where = [f"{os.path.basename(frame.filename)}:{frame.name}" for frame in frames]  # noqa: PTH119
     message = _DIGITS.sub("#", _ADDRESS.sub("@", str(error)))[:_MESSAGE_MAX]
     body = "\n".join([type(error).__qualname__, *where, message])

@@ -201,6 +201,7 @@ def run_job(job: Job, page_fd: int) -> None:
     from lmr.integrations.torchrun.worker_page import WorkerPage
 
     become_trainer(WorkerPage(page_fd), job.supervisor)
+    _hide_our_frames()
     arguments = job.arguments
     if arguments[0] == "-m":
         sys.argv[:] = arguments[1:]
@@ -210,6 +211,19 @@ def run_job(job: Job, page_fd: int) -> None:
         sys.argv[:] = arguments
         sys.path[:] = [os.path.dirname(os.path.realpath(arguments[0])), *job.path]  # noqa: PTH120
         _run_script(arguments[0])
+
+
+def _hide_our_frames() -> None:
+    """An uncaught error looks as in a cold start: its traceback, and what is told apart by it, begins at the script."""
+    told = sys.excepthook
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+
+    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:
+            trace = trace.tb_next
+        told(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = hook
 
 
 def _run_script(given: str) -> None:
