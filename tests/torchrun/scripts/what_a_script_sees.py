@@ -8,7 +8,6 @@ import json  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
 import signal  # noqa: E402
-import threading  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -21,7 +20,6 @@ sees = {
     "path": sys.path,
     "folder": str(Path.cwd()),
     "main": sys.modules["__main__"].__dict__ is globals(),
-    "threads": threading.active_count(),
     "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     "stdin": os.fstat(0).st_rdev,
     "environ": {k: v for k, v in os.environ.items() if k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")},
