@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from interpreters import interpreter
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
@@ -39,7 +39,7 @@ def test_hash_seeds() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def test_interpreters(version: str, tmp_path: Path) -> None:
-    python = _interpreter(version)
+    python = interpreter(version)
     if python is None:
         pytest.skip(f"no Python {version} here")
     subprocess.run([python, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
@@ -50,13 +50,3 @@ def test_interpreters(version: str, tmp_path: Path) -> None:
     if installed.returncode:
         pytest.skip(f"pydantic cannot be installed for Python {version} here")
     assert _digest(inside, "0", {"PYTHONPATH": str(ROOT / "src")}) == _digest(sys.executable, "0")
-
-
-def _interpreter(version: str) -> str | None:
-    """An interpreter of that version on the path, or one that pyenv has."""
-    found = shutil.which(f"python{version}")
-    if found is not None and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
-        return found
-    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    kept = sorted(root.glob(f"{version}.*/bin/python")) if root.is_dir() else []
-    return str(kept[-1]) if kept else None
