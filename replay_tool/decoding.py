@@ -41,9 +41,7 @@ def _validator(model: type[Any]) -> Any:
 
 
 _VALIDATORS: dict[bytes, tuple[type[EventData], Any]] = {
-    name.encode(): (model, _validator(model).validate_json)
-    for name, model in EVENT_TYPES.items()
-    if name not in _SLOW
+    name.encode(): (model, _validator(model).validate_json) for name, model in EVENT_TYPES.items() if name not in _SLOW
 }
 _TYPE_KEY = b'"type":"'
 

@@ -186,8 +186,8 @@ class _Steps:
         }
 
     def install(self) -> None:
-        register_optimizer_step_pre_hook(self._began)
-        register_optimizer_step_post_hook(self._ended)
+        register_optimizer_step_pre_hook(_harmless(self._began))
+        register_optimizer_step_post_hook(_harmless(self._ended))
 
     def _began(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if self._primary is None or self._primary() is optimizer:
@@ -209,6 +209,23 @@ class _Steps:
         self._last.stepped()
         for module in [name for name in self._later if name in sys.modules]:
             self._later.pop(module)(self._pulse)
+
+
+def _harmless(hook: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """torch lets an error of a step hook reach the script: ours is said once, and the hook is silent from then on."""
+    broken = False
+
+    def guarded(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal broken
+        if broken:
+            return
+        try:
+            hook(optimizer, args, kwargs)
+        except Exception as error:  # noqa: BLE001  observation may fail, training may not
+            broken = True
+            print(f"lmr: this rank is observed no more: {error!r}", file=sys.stderr)
+
+    return guarded
 
 
 class _LastGradient:

@@ -36,10 +36,10 @@ def attach() -> None:
 
     context = trainer_context.current()
     if context is not None:
+        if context.enable_detection:
+            _observe(context)  # first, so that what the session does at a boundary is not taken for waiting for data
         _session = Session(context)
         hooks.install(_session)
-        if context.enable_detection:
-            _observe(context)
 
 
 def _observe(context: TrainerContext) -> None:
