@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ class Cluster:
 
     folder: Path
     command: Sequence[str]
-    run_id: str = "run"
+    run_id: str = field(default_factory=lambda: f"run-{uuid.uuid4().hex[:8]}")
     nodes: str = "2:3"
     nproc: int = 2
     options: Sequence[str] = ("--max-restarts=4",)

@@ -106,7 +106,7 @@ def _interrupted(folder: Path, steps: int, console: Console) -> list[Record]:
     policy = folder / "policy.toml"
     policy.write_text(POLICY)
     conf = {"store_type": "tcp", "lm_resiliency_worker_config": str(policy)}
-    with Cluster(folder, _command(folder, steps), run_id="demo", conf=conf) as cluster:
+    with Cluster(folder, _command(folder, steps), run_id=f"demo-{os.getpid()}", conf=conf) as cluster:
         console.print(f"   $ {' '.join(cluster.arguments())}", style="dim")
         for count, node in enumerate(("node-1", VICTIM, "node-3"), 1):
             cluster.start(node)
