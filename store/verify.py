@@ -7,6 +7,7 @@ checkpoint manifests, agents' logs).
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from pydantic_core import from_json
@@ -21,6 +22,7 @@ from lmr.store.sealing import root_hash
 _PAGE_ROWS = 2_000
 _COLUMNS = ("seq", "type", "at_ms", "source", "event_id", "version", "recorded_at_ms", "epoch")
 
+_said_columns = itemgetter(*_COLUMNS)
 _page = (
     select(*(events.c[name] for name in (*_COLUMNS, "body", "prev_hash", "hash")))
     .where(events.c.run_id == bindparam("run"), events.c.seq > bindparam("after"))
@@ -140,28 +142,37 @@ class _Walk:
                 return
 
     def _check(self, row: Any) -> None:
+        columns, (body, prev_hash, hash_) = row[: len(_COLUMNS)], row[len(_COLUMNS) :]
         seq = self.seq + 1
-        if row.seq != seq:
+        if columns[0] != seq:
             raise LogCorrupt(seq, "the record is missing")
-        if row.prev_hash != self.hash:
+        if prev_hash != self.hash:
             raise LogCorrupt(seq, "does not chain to the record before it")
-        body = bytes(row.body)
-        if row.hash != record_hash(self.hash, body):
+        body = bytes(body)
+        if hash_ != record_hash(prev_hash, body):
             raise LogCorrupt(seq, "the hash is not that of the stored bytes")
         try:
             said = from_json(body, cache_strings="keys")
         except ValueError as error:
             raise LogCorrupt(seq, "the stored bytes are not JSON") from error
-        if tuple(map(said.get, _COLUMNS)) != tuple(row)[: len(_COLUMNS)]:
+        if not _says(said, columns):
             name = next(name for name in _COLUMNS if said.get(name) != getattr(row, name))
             raise LogCorrupt(seq, f"column {name} does not say what the stored bytes say")
         if said.get("run_id") != self.run_id:
             raise LogCorrupt(seq, "the record belongs to another run")
-        if row.recorded_at_ms < self._recorded_at_ms or row.epoch < self._epoch:
+        recorded_at_ms, epoch = columns[-2:]
+        if recorded_at_ms < self._recorded_at_ms or epoch < self._epoch:
             raise LogCorrupt(seq, "recorded time or epoch goes back")
-        self.seq, self.hash = seq, row.hash
-        self._recorded_at_ms, self._epoch = row.recorded_at_ms, row.epoch
+        self.seq, self.hash = seq, hash_
+        self._recorded_at_ms, self._epoch = recorded_at_ms, epoch
         self.count += 1
+
+
+def _says(said: dict[str, Any], columns: tuple[Any, ...]) -> bool:
+    try:
+        return bool(_said_columns(said) == columns)
+    except KeyError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
