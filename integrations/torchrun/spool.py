@@ -50,17 +50,22 @@ class Spool:
         self._file: IO[bytes] | None = None
         self._read_at = 0
         self._on_disk = 0
+        self._behind: deque[Spooled] = deque()
+        """Facts that must not be lost though the disk is full; they come after everything on disk."""
         self.dropped = 0
 
     def __len__(self) -> int:
-        return len(self._memory) + self._on_disk
+        return len(self._memory) + self._on_disk + len(self._behind)
 
     def push(self, fact: Spooled) -> bool:
         """Take one fact. True when it may be sent now; false when it waits behind others on disk, or was dropped."""
-        if not self._on_disk and len(self._memory) < self._memory_facts:
+        if self._behind:
+            self._keep_or_drop(fact)
+        elif self._on_disk or len(self._memory) >= self._memory_facts:
+            self._spill(fact)
+        else:
             self._memory.append(fact)
             return True
-        self._spill(fact)
         return False
 
     def in_memory(self) -> list[Spooled]:
@@ -68,10 +73,16 @@ class Spool:
         return list(self._memory)
 
     def acknowledge(self, upto: int) -> list[Spooled]:
-        """Forget facts up to a counter. Returns facts that came in from disk and may be sent now."""
+        """Forget facts up to a counter. Returns facts that moved up and may be sent now."""
         while self._memory and self._memory[0].counter <= upto:
             self._memory.popleft()
-        return self._refill() if self._on_disk and len(self._memory) < self._memory_facts // 2 else []
+        if len(self._memory) >= max(1, self._memory_facts // 2):
+            return []
+        moved = self._refill() if self._on_disk else []
+        while not self._on_disk and self._behind and len(self._memory) < self._memory_facts:
+            moved.append(self._behind.popleft())
+            self._memory.append(moved[-1])
+        return moved
 
     def _spill(self, fact: Spooled) -> None:
         line = json.dumps([fact.counter, fact.event_id, fact.envelope], separators=(",", ":")).encode() + b"\n"
@@ -81,27 +92,23 @@ class Spool:
                 log.warning("spool_spills_to_disk", facts=len(self._memory))
             end = self._file.seek(0, 2)
             if end + len(line) > self._disk_bytes:
-                self._drop(fact)
+                self._keep_or_drop(fact)
                 return
             self._file.write(line)
         except OSError as error:
             log.error("spool_not_on_disk", why=str(error))
-            self._drop(fact)
+            self._keep_or_drop(fact)
             return
         self._on_disk += 1
 
-    def _drop(self, fact: Spooled) -> None:
-        """No room: the fact goes if a later one replaces it, else it pushes such a one out of memory."""
+    def _keep_or_drop(self, fact: Spooled) -> None:
+        """No room on disk: the fact goes if later ones replace it; others are few, and kept."""
+        if not fact.expendable:
+            self._behind.append(fact)
+            return
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8, ...: say it without filling the log
             log.error("spool_full", dropped=self.dropped)
-        if fact.expendable:
-            return
-        for old in self._memory:
-            if old.expendable:
-                self._memory.remove(old)
-                break
-        self._memory.append(fact)
 
     def _refill(self) -> list[Spooled]:
         assert self._file is not None
