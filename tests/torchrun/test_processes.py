@@ -94,7 +94,8 @@ def test_nothing_is_left_behind(job):
         loop.wait_for(lambda node=node: not loop.processes(node), f"everything of {node} to end")
     assert not abstract_sockets() & mine
     for place, there in before.items():
-        left = {path for path in set(Path(place).iterdir()) - there if "lmr" in path.name or "torchel" in path.name}
+        # torchrun itself leaves a torchelastic_* folder of its own in /tmp, with any backend
+        left = {path for path in set(Path(place).iterdir()) - there if "lmr" in path.name}
         assert not left
     assert {path.name for path in loop.folder.iterdir() if path.suffix not in (".out", ".jsonl")} <= {
         "context.node-1.json",
