@@ -457,7 +457,12 @@ class NodeRuntime:
         silence_s = None if self._election is None else timeout_s
         self._link = Link(self._identity, self._secret, self._hello(), self._decider_said, timeout_s / 6, silence_s)
         self._link_task = self._loop.create_task(self._link.run(self._locate))
-        await asyncio.wait_for(self._welcome, self._config.join_timeout_ms / 1000)
+        try:
+            await asyncio.wait_for(self._welcome, self._config.join_timeout_ms / 1000)
+        except asyncio.TimeoutError:
+            raise AdmissionRefused(
+                "the run did not answer within the join timeout: is its secret (LM_RESILIENCY_SECRET_FILE) this node's?"
+            ) from None
 
     def _hello(self) -> dict[str, Any]:
         return {
@@ -558,8 +563,6 @@ class NodeRuntime:
             await self._connect()
         except AdmissionRefused as refused:
             self._end(refused.reason, refused.exit_code)
-        except asyncio.TimeoutError:
-            self._end("the run could not be reached again", 1)
 
     def _take_orders(self, orders: Orders) -> None:
         if orders.generation <= self._current.generation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -383,7 +384,7 @@ def test_an_agent_that_comes_back_finds_the_state(make_node: MakeNode) -> None:
 def test_an_orphaned_vault_ends(make_node: MakeNode) -> None:
     node = make_node(orphan_s=1)
     assert node.control is not None
-    node.control.close()
+    node.control.shutdown(socket.SHUT_RDWR)  # a close alone waits for the thread that reads it
     assert node.vault.wait(10) == 0
 
 
