@@ -52,13 +52,6 @@ class AgentView:
         except (AttributeError, TypeError, ValueError):
             return []
 
-    def workers_done(self) -> bool:
-        """Whether the agent saw every worker of its group succeed."""
-        try:
-            return str(self._agent.get_worker_group().state.name) == "SUCCEEDED"
-        except AttributeError:
-            return False
-
     def archive_logs(self, generation: int) -> None:
         """Keep the worker logs of a generation: torchrun removes the attempt's folder when it starts the next."""
         try:

@@ -129,7 +129,6 @@ class Decider:
         self._counter = 0
         self._roster = Roster()
         self._dispatch: Dispatch | None = None
-        self._closed_record: Record | None = None
         self._sessions: dict[str, Session] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._barrier = Barrier(-1)
@@ -247,8 +246,6 @@ class Decider:
             case PlanCommitted(plan=plan) if plan.action in MOVING:
                 replicas = self._config.worker_policy.checkpoint.replicas
                 self._dispatch = Dispatch(plan, _head(record), replicas)
-            case RunClosed():
-                self._closed_record = record
             case _:
                 pass
 

@@ -41,14 +41,14 @@ from lmr.integrations.torchrun import local_socket, warm
 from lmr.integrations.torchrun.config import BackendConfig, database_host
 from lmr.integrations.torchrun.decider import LEASE_MS, Decider
 from lmr.integrations.torchrun.election import Election, listen
-from lmr.integrations.torchrun.errors import AdmissionRefused, MeetingFailed
+from lmr.integrations.torchrun.errors import AdmissionRefused
 from lmr.integrations.torchrun.identity import Identity, address_towards, identify
 from lmr.integrations.torchrun.link import Link, Locate
 from lmr.integrations.torchrun.meeting import Host, Meeting, meet
 from lmr.integrations.torchrun.orders import Orders
 from lmr.integrations.torchrun.peers import nobody_decides, serve_peers
 from lmr.integrations.torchrun.vault_link import VaultLink, vault_environ
-from lmr.integrations.torchrun.workers import Exit, Workers
+from lmr.integrations.torchrun.workers import Exit, Workers, kill_group
 from lmr.store import EventLog, Lease, open_log
 
 log = structlog.get_logger("lmr.node")
@@ -212,8 +212,6 @@ class NodeRuntime:
         """SIGKILL the current workers; `more_pids` are those the agent knows."""
         if self._workers is not None:
             self._workers.kill()
-        from lmr.integrations.torchrun.workers import kill_group
-
         for pid in more_pids:
             kill_group(pid)
 
@@ -870,6 +868,3 @@ def _always(host: str, port: int) -> Locate:
         return host, port
 
     return locate
-
-
-__all__ = ["Current", "End", "MeetingFailed", "NodeRuntime"]
