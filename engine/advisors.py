@@ -10,6 +10,15 @@ from dataclasses import dataclass, field
 from lmr.engine.events import NodeJoined, PlanCommitted, RunOpened, TrainingResumed
 from lmr.engine.record import Record
 
+__all__ = [
+    "Advice",
+    "Observed",
+    "checkpoint_interval",
+    "observe",
+    "retry_budget",
+    "standby_pool",
+]
+
 DAY_MS = 86_400_000
 
 

@@ -15,6 +15,50 @@ from lmr.engine.errors import EventInvalid, PolicyInvalid
 from lmr.engine.plan import Count, Int, Ints, Names, Plan
 from lmr.engine.policy import RecoveryPolicy
 
+__all__ = [
+    "DECISIONS",
+    "EVENT_TYPES",
+    "Artifact",
+    "CheckpointCaptured",
+    "CheckpointDropped",
+    "CheckpointFlushed",
+    "CheckpointPersisted",
+    "CheckpointReplicated",
+    "CheckpointStalled",
+    "Collective",
+    "CollectiveDesynced",
+    "ConfigDrifted",
+    "DeadlinePassed",
+    "DeviceUnhealthy",
+    "Event",
+    "ExitError",
+    "GenerationStarted",
+    "InputStalled",
+    "LossDiverged",
+    "NodeConfirmed",
+    "NodeCordoned",
+    "NodeJoined",
+    "NodeLeft",
+    "NodeLost",
+    "NodeUncordoned",
+    "OperatorRequested",
+    "PlanCommitted",
+    "PolicyChanged",
+    "RankHung",
+    "RankSlowed",
+    "ReplayChecked",
+    "RestoreFailed",
+    "RunClosed",
+    "RunOpened",
+    "RunReopened",
+    "StateDiverged",
+    "StateRestored",
+    "TrainingResumed",
+    "UnknownData",
+    "WorkerExited",
+    "WorkersFinished",
+]
+
 Name = Annotated[str, Field(min_length=1)]
 Table = dict[str, Any]
 

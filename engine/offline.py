@@ -14,6 +14,8 @@ from lmr.engine.reduce import apply
 from lmr.engine.settle import decision_id, settle_decisions
 from lmr.engine.state import State
 
+__all__ = ["decide_facts", "run_facts"]
+
 AFTER_LAST_MS = 10_000
 """How long after the last fact deadlines still fire."""
 

@@ -124,3 +124,4 @@ RSC1 = Profile(
 )
 
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in (LLAMA3, FT_HSDP, RSC1)}
+"""Profile by name: what `run_campaign` takes."""

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
     from lmr.integrations.frameworks.pytorch.session import Session
 
+__all__ = [
+    "Framework",
+    "FrameworkConflict",
+    "after",
+    "guarded",
+    "session",
+]
+
 
 class FrameworkConflict(RuntimeError):
     """Two frameworks claim the same process; raised where the second one is initialised."""

@@ -20,6 +20,8 @@ from lmr.integrations.scout.evidence import STACKS_SIGNAL, Evidence
 from lmr.integrations.scout.pulse import Pulse
 from lmr.integrations.torchrun import local_socket
 
+__all__ = ["long_section"]
+
 _pulse: Pulse | None = None
 
 

@@ -26,7 +26,7 @@ class WorkerPolicy(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1] = Field(1, description="of this file; must be given")
     interval: int = Field(1, ge=1, description="optimizer steps between two captures")
     enable_checkpoint: bool = Field(True, description="capture and replicate training state (GEMINI)")
     enable_detection: bool = Field(True, description="observe and check (SCOUT)")

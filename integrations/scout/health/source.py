@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+__all__ = ["Finding", "Source"]
+
 Severity = Literal["fatal", "warning"]
 
 
