@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lmr.integrations.gemini import codec
+from lmr.integrations.gemini import codec, finite
 from lmr.integrations.gemini.errors import ShardMismatch, StateUnknown
 from lmr.integrations.gemini.shard import Entry, Layout, Section, ShardMeta, Wanted, read_entries, read_tree
 
@@ -31,12 +31,20 @@ class Collection:
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
         self.sections: list[Section] = []
+        self.trained: list[bool] = []
+        """Which of them are trained: parameters an optimizer updates, and its state."""
         self.on_device: list[str] = []
         self.parts: list[str] = []
         """Names of those that are a DTensor's local part."""
 
-    def add(self, name: str, tensor: torch.Tensor, section: Section) -> str:
+    def add(self, name: str, tensor: torch.Tensor, section: Section, *, trained: bool = False) -> str:
         """Take a tensor in; of a DTensor, the part that is here.
+
+        Args:
+            name: unique.
+            tensor: any.
+            section: whether data-parallel peers hold it alike.
+            trained: whether it is a parameter an optimizer updates, or its state.
 
         Raises:
             StateUnknown: not a dense, plain tensor.
@@ -50,6 +58,7 @@ class Collection:
         self.tensors.append(tensor)
         self.names.append(name)
         self.sections.append(section)
+        self.trained.append(trained)
         if tensor.device.type != "cpu":
             self.on_device.append(name)
         return name
@@ -60,10 +69,12 @@ class ShardWriter:
 
     Args:
         rank: global rank.
+        require_finite: whether what is trained is marked as to be finite.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, require_finite: bool) -> None:
         self._rank = rank
+        self._require_finite = require_finite
         self._signature: list[Any] = []
         self._layout = Layout([])
         self._places: dict[int, list[torch.Tensor]] = {}
@@ -71,17 +82,21 @@ class ShardWriter:
     def plan(self, collection: Collection, tree: bytes) -> ShardMeta:
         """Lay the tensors out; returns the lengths the shard will have."""
         signature = [
-            (name, tensor.dtype, tensor.shape, section)
-            for name, tensor, section in zip(collection.names, collection.tensors, collection.sections, strict=True)
+            (name, tensor.dtype, tensor.shape, section, trained)
+            for name, tensor, section, trained in zip(
+                collection.names, collection.tensors, collection.sections, collection.trained, strict=True
+            )
         ]
         if signature != self._signature:
-            wanted = [
-                Wanted(name, str(dtype).removeprefix("torch."), tuple(shape), _nbytes(dtype, shape), section)
-                for name, dtype, shape, section in signature
-            ]
+            wanted = [self._wanted(*one) for one in signature]
             self._layout, self._signature = Layout(wanted), signature
             self._places.clear()
         return self._layout.meta(self._rank, len(tree))
+
+    def _wanted(self, name: str, dtype: torch.dtype, shape: torch.Size, section: Section, trained: bool) -> Wanted:
+        kind = str(dtype).removeprefix("torch.")
+        must_be_finite = trained and self._require_finite and finite.can_be_checked(kind)
+        return Wanted(name, kind, tuple(shape), _nbytes(dtype, shape), section, must_be_finite)
 
     def write(self, number: int, memory: mmap.mmap, collection: Collection, tree: bytes, meta: ShardMeta) -> None:
         """Copy everything into the buffer.

@@ -20,6 +20,10 @@ class CheckpointPolicy(BaseModel):
     replica_copies: int = Field(
         3, ge=2, le=8, description="steps of another slot that are held: retained, in flight, and the one before"
     )
+    require_finite: bool = Field(
+        True,
+        description="a step whose trained state holds not-a-number or infinity is neither certified nor restored",
+    )
     orphan_s: int = Field(
         300, ge=1, description="seconds a vault keeps its memory after its agent went away, for an agent that returns"
     )

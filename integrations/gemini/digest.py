@@ -7,7 +7,7 @@ settled by the run's secret. XXH3 reads memory about as fast as memory can be re
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -18,10 +18,11 @@ _CHUNK_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ShardDigest:
-    """Digests of the part peers share and of everything else."""
+    """Digests of the part peers share and of everything else; `nonfinite` names a tensor that should be and is not."""
 
     shared: str
     own: str
+    nonfinite: str | None = field(default=None, compare=False)
 
     def to_json(self) -> list[str]:
         """As it travels."""

@@ -17,20 +17,21 @@ from typing import Any, Literal
 from lmr.integrations.gemini.errors import ShardMismatch
 
 ALIGN_BYTES = 64
-FORMAT = 1
+FORMAT = 2
 
 Section = Literal["shared", "own"]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A tensor to be placed: its dtype by torch's name, its bytes, and the section it belongs to."""
+    """A tensor to be placed: its dtype by torch's name, its bytes, its section, and whether it must be finite."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
     section: Section
+    finite: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Entry:
     offset: int
     nbytes: int
     section: Section
+    finite: bool
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,15 @@ class Layout:
             for item in wanted:
                 if item.section != section:
                     continue
-                self.entries.append(Entry(item.name, item.dtype, item.shape, offset, item.nbytes, item.section))
+                self.entries.append(
+                    Entry(item.name, item.dtype, item.shape, offset, item.nbytes, item.section, item.finite)
+                )
                 offset += -(-item.nbytes // ALIGN_BYTES) * ALIGN_BYTES
             if section == "shared":
                 self.shared_bytes = offset
         self.tensor_bytes = offset
         self.entries_json = json.dumps(
-            [[e.name, e.dtype, list(e.shape), e.offset, e.nbytes, e.section] for e in self.entries],
+            [[e.name, e.dtype, list(e.shape), e.offset, e.nbytes, e.section, e.finite] for e in self.entries],
             separators=(",", ":"),
         ).encode()
 
@@ -130,7 +134,7 @@ def read_entries(memory: memoryview, meta: ShardMeta) -> dict[str, Entry]:
     """
     try:
         rows = json.loads(bytes(memory[meta.tensor_bytes : meta.tensor_bytes + meta.entries_bytes]))
-        entries = {row[0]: Entry(row[0], row[1], tuple(row[2]), row[3], row[4], row[5]) for row in rows}
+        entries = {row[0]: Entry(row[0], row[1], tuple(row[2]), *row[3:7]) for row in rows}
     except (ValueError, TypeError, IndexError) as error:
         raise ShardMismatch("digest_mismatch", f"the entries of a shard cannot be read: {error}") from None
     for entry in entries.values():

@@ -36,7 +36,7 @@ from lmr.engine.events import (
 )
 from lmr.engine.plan import Plan
 from lmr.engine.record import Record
-from lmr.integrations.scout.agreement import RECIPE, Agreement, Verdict
+from lmr.integrations.scout.agreement import Agreement, Told, Verdict
 from lmr.integrations.scout.run_scout import Ask, RunScout
 from lmr.integrations.torchrun.committer import Committed, Committer, Fact
 from lmr.integrations.torchrun.config import BackendConfig
@@ -132,9 +132,9 @@ class Decider:
         self._sessions: dict[str, Session] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._barrier = Barrier(-1)
-        self._agreement = Agreement()
+        self._agreement = Agreement(0, finite_checked=False)
         self._verdicts: dict[int, list[Verdict]] = {}
-        self._told: set[tuple[int, tuple[int, ...]]] = set()
+        self._told: set[Verdict] = set()
         self._reported: set[int] = set()
         self._pacer: Pacer | None = None
         self._probed_generation = -2
@@ -365,9 +365,11 @@ class Decider:
     def _begin(self, plan: Plan) -> None:
         """A generation begins: nobody has arrived, nothing is pinned or compared yet."""
         self._barrier = Barrier(plan.to_generation)
-        self._agreement = Agreement()
+        world_size = len(plan.assignments) * self._local_world_size
+        finite_checked = self._config.worker_policy.checkpoint.require_finite
+        self._agreement = Agreement(world_size, finite_checked=finite_checked)
         if self._scout is not None:
-            self._scout.begin(plan.to_generation, len(plan.assignments) * self._local_world_size)
+            self._scout.begin(plan.to_generation, world_size)
         self._verdicts.clear()
         self._told.clear()
         self._reported.clear()
@@ -377,7 +379,7 @@ class Decider:
             slots=slots,
             interval=policy.interval,
             replicas=self._replicas(),
-            checked=policy.enable_detection and policy.replay.compare_state and self._local_world_size * slots > 1,
+            checked=policy.enable_detection and (finite_checked or (policy.replay.compare_state and world_size > 1)),
             publish_ms=policy.recovery.publish_ms,
             restored=plan.checkpoint.step if plan.checkpoint is not None else 0,
         )
@@ -437,41 +439,41 @@ class Decider:
 
     def _digests(self, message: dict[str, Any]) -> None:
         generation, step = message["generation"], message["step"]
-        if generation != self._roster.generation or not self._config.worker_policy.replay.compare_state:
+        if generation != self._roster.generation:
             return
+        compare = self._config.worker_policy.replay.compare_state
         ranks = {
-            int(rank): (told["digest"], tuple(told["peers"]))
+            int(rank): Told(told["digest"], tuple(told["peers"] or ()) if compare else (), told["finite"])
             for rank, told in message["ranks"].items()
-            if told["peers"]
         }
-        for verdict in self._agreement.digests(step, ranks):
+        for verdict in self._agreement.take(step, ranks):
             self._verdicts.setdefault(step, []).append(verdict)
-            if not verdict.clean or step in self._reported:
+            if verdict.verdict == "corrupt" or step in self._reported:
                 self._tell_verdict(generation, verdict)
         for old in [s for s in self._verdicts if s < step - 64]:
             del self._verdicts[old]
 
     def _tell_verdict(self, generation: int, verdict: Verdict) -> None:
-        if (verdict.step, verdict.peers) in self._told:
+        if verdict in self._told:
             return
-        self._told.add((verdict.step, verdict.peers))
-        if verdict.clean:
+        self._told.add(verdict)
+        if verdict.verdict == "corrupt":
+            self._publish(
+                StateDiverged(generation=generation, step=verdict.step, ranks=verdict.ranks, peers=verdict.peers)
+            )
+        else:
             self._publish(
                 ReplayChecked(
                     generation=generation,
                     step=verdict.step,
-                    recipe=RECIPE,
-                    verdict="clean",
-                    ranks=(),
+                    recipe=verdict.recipe,
+                    verdict=verdict.verdict,
+                    ranks=verdict.ranks,
                     peers=verdict.peers,
                 )
             )
-        else:
-            self._publish(
-                StateDiverged(generation=generation, step=verdict.step, ranks=verdict.ranks, peers=verdict.peers)
-            )
         if self._pacer is not None:
-            self._settled(self._pacer.verdict(verdict.step, "clean" if verdict.clean else "corrupt"))
+            self._settled(self._pacer.verdict(verdict.step, verdict.verdict))
 
     def _tell_active(self, kind: str, **values: Any) -> None:
         for node in self._roster.active():

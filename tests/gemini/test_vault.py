@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from node_double import NodeDouble
 from plain_trainer import PlainTrainer, content, vault_memory
 
 from lmr.integrations.gemini.errors import ShardMismatch
+from lmr.integrations.gemini.shard import Layout, Wanted
 from lmr.integrations.torchrun import local_socket
 
 MakeNode = Callable[..., NodeDouble]
@@ -250,6 +252,29 @@ def test_one_flipped_byte_in_own_memory_is_noticed(make_node: MakeNode) -> None:
     failure = node.vault_says.wait(kind="restore_failed")[0]
     assert (failure["why"], failure["step"], failure["slot"], failure["tier"]) == ("digest_mismatch", 7, 0, "memory")
     assert node.wait_fact("checkpoint_dropped", step=7)["why"] == "digest_mismatch"
+
+
+def test_state_that_is_not_finite_is_not_handed_out(make_node: MakeNode) -> None:
+    """Where no check certifies a step, the restore itself refuses it, from own memory and from another's."""
+    node, other = make_node(), make_node()
+    node.enter(0, 0, [0])
+    trainer = PlainTrainer(node.vault_socket, 0)
+    node.tell({"kind": "pin", "step": 7})
+    layout = Layout([Wanted("weight", "float32", (2,), 8, "own", finite=True)])
+    meta = layout.meta(0, 2)
+    trainer.client.request_arena(meta.total_bytes)
+    granted = trainer.client.grant(5.0)
+    assert granted is not None
+    body = struct.pack("<2f", 1.0, float("nan")).ljust(64, b"\0") + layout.entries_json + b"{}"
+    granted.memory[: len(body)] = body
+    trainer.client.captured(7, meta, None)
+    told = node.vault_says.wait(kind="digests", step=7)[0]
+    assert told["ranks"]["0"]["finite"] is False
+    node.wait_fact("checkpoint_captured", step=7)
+    other.enter(1, 0, [0], step=7, holder=node, tier="replica")
+    assert other.vault_says.wait(kind="restore_failed")[0]["why"] == "nonfinite"
+    node.enter(1, 0, [0], step=7)
+    assert node.vault_says.wait(kind="restore_failed")[0]["why"] == "nonfinite"
 
 
 def test_a_step_that_is_not_here_is_missing(make_node: MakeNode) -> None:

@@ -51,7 +51,7 @@ class Session:
         self.loaders = Loaders(self.objects.loaders, self._agent.degraded)
         self.steps = Steps(self.objects.optimizers, context.resume_step)
         self._state = TrainingState(self.objects, self.loaders, self._agent.degraded)
-        self._writer = ShardWriter(context.rank)
+        self._writer = ShardWriter(context.rank, require_finite=bool(context.checkpoint.get("require_finite", True)))
         self._vault: VaultClient | None = None
         self._arena_bytes = 0
         self._captured_step = context.resume_step

@@ -49,8 +49,10 @@ class TrainingState:
         framework = self._objects.framework
         sections, peers = _sections(roots) if framework is None else _shared(framework.replicated())
         names = _live_tensors(roots, self._objects)
+        optimized = self._objects.optimized_ids()
         for name, tensor in names.items():
-            collection.add(name, tensor, sections.get(id(tensor), "own"))
+            trained = tensor.requires_grad and id(tensor) in optimized
+            collection.add(name, tensor, sections.get(id(tensor), "own"), trained=trained)
         tree = {
             "format": FORMAT,
             "step": step,
@@ -95,7 +97,7 @@ class TrainingState:
                 states[f"{g}.{i}"] = codec.encode(
                     dict(optimizer.state[parameter]),
                     f"optimizer.{number}.state.{g}.{i}",
-                    lambda t, p, s=section: collection.add(p, t, s),  # type: ignore[misc]
+                    lambda t, p, s=section: collection.add(p, t, s, trained=True),  # type: ignore[misc]
                 )
         return {"class": type(optimizer).__name__, "groups": groups, "states": states}
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from lmr.integrations.gemini import digest
+from lmr.integrations.gemini import digest, finite
 from lmr.integrations.gemini.digest import ShardDigest
+from lmr.integrations.gemini.errors import ShardMismatch
 from lmr.integrations.gemini.shard import ShardMeta
 from lmr.integrations.gemini.vault.memory import Buffer
 
@@ -68,6 +69,18 @@ class Copy:
             shard.buffer.let_go()
 
     def measure(self) -> tuple[dict[int, ShardDigest], str]:
-        """Digests of the bytes as they are now; reads all memory, so hold the copy and keep off the loop's thread."""
-        found = {rank: digest.of_shard(shard.buffer.memory, shard.meta) for rank, shard in self.shards.items()}
+        """Digests of the bytes as they are now, and whether what must be finite is.
+
+        Reads all memory, so hold the copy and keep off the loop's thread.
+        """
+        found = {rank: _measure(shard) for rank, shard in self.shards.items()}
         return found, digest.of_slot({rank: (self.shards[rank].meta, found[rank]) for rank in found})
+
+
+def _measure(shard: Shard) -> ShardDigest:
+    memory, meta = shard.buffer.memory, shard.meta
+    try:
+        nonfinite = finite.first_nonfinite(memory, meta)
+    except ShardMismatch:  # damaged entries: the digest tells
+        nonfinite = None
+    return replace(digest.of_shard(memory, meta), nonfinite=nonfinite)

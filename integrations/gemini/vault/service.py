@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from lmr.integrations.gemini import finite
 from lmr.integrations.gemini.checkpoint_policy import CheckpointPolicy
 from lmr.integrations.gemini.digest import ShardDigest
 from lmr.integrations.gemini.errors import ShardMismatch
@@ -79,6 +80,7 @@ class Service:
         self._waiting: list[Trainer] = []
         self._progress_at = 0.0
         self._progress: int | None = None
+        self._nonfinite_said = -1
         self._server = Server(
             host,
             run,
@@ -239,6 +241,9 @@ class Service:
                 policy.transfer_attempts,
                 lambda header: reactor.ask(lambda: self._room.allocate(header)),
             )
+            odd = _first_odd(
+                {rank: finite.first_nonfinite(buffers[rank].memory, row[0]) for rank, row in header.shards.items()}
+            )
         except ShardMismatch as error:
             why, detail = error.why, error.detail
             reactor.post(lambda: self._fetch_failed(generation, step, slot, why, detail))
@@ -247,18 +252,21 @@ class Service:
             detail = repr(error)
             reactor.post(lambda: self._fetch_failed(generation, step, slot, "timeout", detail))
             return
-        reactor.post(lambda: self._fetched(generation, step, slot, header, buffers))
+        reactor.post(lambda: self._fetched(generation, step, slot, header, buffers, odd))
 
     def _fetch_failed(self, generation: int, step: int, slot: int, why: str, detail: str) -> None:
         if generation == self._room.generation:
             self._restore_failed(step, slot, why, detail)
 
-    def _fetched(self, generation: int, step: int, slot: int, header: Any, buffers: Any) -> None:
+    def _fetched(self, generation: int, step: int, slot: int, header: Any, buffers: Any, odd: str | None) -> None:
         if generation != self._room.generation:
             self._room.abandon(buffers)
         elif tuple(sorted(header.shards)) != tuple(sorted(self._room.ranks)):
             self._room.abandon(buffers)
             self._restore_failed(step, slot, "topology_mismatch", f"the copy is of ranks {sorted(header.shards)}")
+        elif odd is not None:
+            self._room.abandon(buffers)
+            self._restore_failed(step, slot, "nonfinite", odd)
         else:
             self._ready_to_load(self._room.add(header, buffers))
 
@@ -274,6 +282,8 @@ class Service:
                 wrong = [rank for rank, found in digests.items() if found != copy.shards[rank].digest]
                 self._room.drop(copy, "digest_mismatch")
                 self._restore_failed(copy.step, copy.slot, "digest_mismatch", f"damaged in memory: ranks {wrong}")
+            elif (odd := _first_odd({rank: found.nonfinite for rank, found in digests.items()})) is not None:
+                self._restore_failed(copy.step, copy.slot, "nonfinite", odd)
             else:
                 self._ready_to_load(copy)
 
@@ -419,16 +429,16 @@ class Service:
         self._tell(self._agent, {"kind": "flushed"})
 
     def _compare(self, copy: Copy) -> None:
-        """Give SCOUT the digests that must be equal on all peers."""
-        ranks = {
-            str(rank): {"digest": shard.digest.shared, "peers": shard.peers}
-            for rank, shard in sorted(copy.shards.items())
-            if shard.peers and shard.digest is not None
-        }
-        if ranks:
-            self._tell(
-                self._agent, {"kind": "digests", "generation": copy.generation, "step": copy.step, "ranks": ranks}
-            )
+        """Give SCOUT the digests that must be equal on all peers, and which ranks' state is finite."""
+        ranks = {}
+        for rank, shard in sorted(copy.shards.items()):
+            assert shard.digest is not None
+            odd = shard.digest.nonfinite
+            ranks[str(rank)] = {"digest": shard.digest.shared, "peers": shard.peers, "finite": odd is None}
+            if odd is not None and self._nonfinite_said != copy.generation:
+                self._nonfinite_said = copy.generation
+                _log.warning("vault.nonfinite", step=copy.step, rank=rank, tensor=odd)
+        self._tell(self._agent, {"kind": "digests", "generation": copy.generation, "step": copy.step, "ranks": ranks})
 
     def _report_progress(self) -> None:
         newest, now = self._room.newest_captured(), time.monotonic()
@@ -475,6 +485,11 @@ class Service:
                 {"kind": "degraded", "what": f"replica of step {copy.step} on {node}", "why": why},
             )
         self._pay_grants()
+
+
+def _first_odd(nonfinite: dict[int, str | None]) -> str | None:
+    """The first rank with a tensor that should be finite and is not."""
+    return next((f"rank {rank}: {name} is not finite" for rank, name in sorted(nonfinite.items()) if name), None)
 
 
 def _peers(message: dict[str, Any]) -> list[Peer]:

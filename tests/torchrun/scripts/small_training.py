@@ -17,6 +17,7 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--step-s", type=float, default=0.02)
 parser.add_argument("--out", required=True)
 parser.add_argument("--fail-at", type=int, default=None, help="every rank raises KeyError at this step")
+parser.add_argument("--poison-at", type=int, default=None, help="a trained parameter becomes NaN in the first life")
 parser.add_argument("--save", default=None, help="rank 0 saves the model to this file at --save-at, slowly at first")
 parser.add_argument("--save-at", type=int, default=None)
 args = parser.parse_args()
@@ -29,6 +30,9 @@ sampler = DistributedSampler(data, shuffle=True, seed=3)
 loader = DataLoader(data, batch_size=4, sampler=sampler)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.1), nn.ReLU(), nn.Linear(32, 1)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+spare = nn.Parameter(torch.zeros(64))
+if args.poison_at is not None:
+    optimizer.add_param_group({"params": [spare]})
 
 step = int(os.environ.get("LM_RESILIENCY_RESUME_STEP", "0"))
 log = Path(f"{args.out}.rank{rank}.jsonl").open("a", buffering=1)  # noqa: SIM115
@@ -52,6 +56,9 @@ for epoch in range(10_000):
         optimizer.step()
         step += 1
         log.write(json.dumps({"step": step, "loss": loss.item().hex()}) + "\n")
+        if step == args.poison_at and os.environ["LM_RESILIENCY_GENERATION"] == "0":
+            with torch.no_grad():
+                spare[7] = float("nan")
         if step == args.save_at and rank == 0:
             begun = Path(f"{args.save}.begun")
             if not begun.exists():
