@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _module(verb: str) -> str:
     if verb in ("status", "watch"):
-        return "standing"
+        return "watch"
     return "request" if verb in ("cordon", "uncordon", "replace", "restart", "halt", "resume") else verb
 
 

@@ -1,149 +1,173 @@
-"""Where a run stands, from its event log alone: nodes, generation, steps, the last decision."""
+"""Where a run stands, from its event log alone: what the engine's own state says, put for people and machines."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import time
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-
-from lmr.engine.events import (
-    CheckpointCaptured,
-    CheckpointReplicated,
-    NodeCordoned,
-    NodeJoined,
-    NodeLeft,
-    NodeLost,
-    NodeUncordoned,
-    PlanCommitted,
-    ReplayChecked,
-    RunClosed,
-    RunOpened,
-    TrainingResumed,
-)
-from lmr.engine.record import Record
-from lmr.store import StoreError, open_log
-
-REFRESH_S = 1.0
+from lmr.engine import Record, State, apply
+from lmr.engine.certification import certified
+from lmr.engine.events import PlanCommitted, RunClosed, TrainingResumed
+from lmr.engine.snapshots import Snapshot
+from lmr.engine.state import Node
+from lmr.engine.steps import StepChooser, copy_alive
 
 
-@dataclass
+@dataclass(frozen=True)
+class NodeStanding:
+    """One node: what it is to the run, and how far its slot's state is safe."""
+
+    node: str
+    role: str
+    """`active`, `standby`, `quarantined` or `gone`; with `, cordoned`, `, drifted` or `, quarantined`."""
+    slot: int | None
+    captured_step: int | None
+    """Newest step of its slot that is published in its own memory."""
+    replicated_step: int | None
+    """Newest step of its slot that another node holds, in memory or on disk."""
+
+
+@dataclass(frozen=True)
 class Standing:
-    """What an operator asks first."""
+    """What an operator asks first. Steps are None where the log names none."""
 
-    run: str = ""
-    generation: int | None = None
-    state: str = "waiting for nodes"
-    nodes: dict[str, str] = field(default_factory=dict)
-    captured_step: int | None = None
-    replicated_step: int | None = None
-    certified_step: int | None = None
-    last_decision: str | None = None
-    seq: int = 0
-    recorded_at_ms: int = 0
+    run: str
+    state: str
+    """`waiting for nodes`, `starting`, `training`, `recovering`, `holding for a standby`, `succeeded`, `halted`."""
+    reason: str | None
+    """Of the newest decision; of the end when the run is closed."""
+    generation: int | None
+    step: int | None
+    """Highest step any fact of this generation names."""
+    restored_step: int | None
+    """Step this generation began with."""
+    complete_step: int | None
+    """Newest step with a live source for every slot."""
+    certified_step: int | None
+    """Newest step that is complete and passed its checks."""
+    replicated_step: int | None
+    """Newest step of which every slot is held by a second node too."""
+    replica_lag_steps: int | None
+    """How far replicas are behind the newest complete step."""
+    recoveries: int
+    incident_open: bool
+    last_decision: str | None
+    last_decision_at_ms: int | None
+    seq: int
+    recorded_at_ms: int
+    nodes: list[NodeStanding] = field(default_factory=list)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over."""
+        return self.state in ("succeeded", "halted")
+
+
+class Follower:
+    """Folds a run's records, as they come, into where the run stands.
+
+    Memory does not grow with the log.
+    """
+
+    def __init__(self) -> None:
+        self.state = State()
+        self._recorded_at_ms = 0
+        self._closed_reason: str | None = None
+        self._decided: tuple[str, str, int] | None = None
+        self._resumed = False
 
     def fold(self, record: Record) -> None:
-        """Take one record in."""
-        self.run, self.seq, self.recorded_at_ms = record.run_id, record.seq, record.recorded_at_ms
+        """Take the next record in."""
+        apply(self.state, record)
+        self._recorded_at_ms = record.recorded_at_ms
         match record.event.data:
-            case RunOpened():
-                self.state = "waiting for nodes"
-            case NodeJoined(node=node):
-                self.nodes[node] = "standby"
-            case NodeLeft(node=node):
-                self.nodes[node] = "left"
-            case NodeLost(node=node):
-                self.nodes[node] = "lost"
-            case NodeCordoned(node=node):
-                self.nodes[node] = f"{self.nodes.get(node, 'unknown').split(',')[0]}, cordoned"
-            case NodeUncordoned(node=node):
-                self.nodes[node] = self.nodes.get(node, "unknown").split(",")[0]
             case PlanCommitted(plan=plan):
-                self._planned(plan)
-            case TrainingResumed(step=step):
-                self.state = f"training, resumed at step {step}"
-            case CheckpointCaptured(step=step):
-                self.captured_step = step
-            case CheckpointReplicated(step=step):
-                self.replicated_step = step
-            case ReplayChecked(step=step, verdict="clean"):
-                self.certified_step = step
-            case RunClosed(outcome=outcome, reason=reason):
-                self.state = f"{outcome}: {reason}"
+                said = f"{plan.action} ({plan.reason}), plan {plan.plan_id[:12]}"
+                self._decided = (said, plan.reason, record.recorded_at_ms)
+                self._resumed = False
+            case TrainingResumed(generation=generation):
+                self._resumed = generation == self.state.generation_number
+            case RunClosed(reason=reason):
+                self._closed_reason = reason
+                self._decided = (f"{record.event.data.outcome} ({reason})", reason, record.recorded_at_ms)
             case _:
                 pass
 
-    def _planned(self, plan: Any) -> None:
-        self.generation = plan.to_generation
-        self.state = "holding for a standby" if plan.action == "hold" else f"{plan.action}ing"
-        self.last_decision = f"{plan.action} ({plan.reason}), plan {plan.plan_id[:12]}"
-        for node in self.nodes:
-            if self.nodes[node] not in ("lost", "left"):
-                self.nodes[node] = "standby"
-        for assignment in plan.assignments:
-            self.nodes[assignment.node] = f"active, slot {assignment.slot}"
-        for node in plan.quarantined:
-            self.nodes[node] = "quarantined"
+    def standing(self) -> Standing:
+        """Where the run stands after the records so far."""
+        state, generation = self.state, self.state.generation
+        snapshots = list(state.copies.newest_first())
+        chooser = StepChooser(state)
+        complete = max((s.step for s in snapshots if chooser.complete(s)), default=None)
+        replicated = max((s.step for s in snapshots if self._replicated_everywhere(s)), default=None)
+        trusted = certified(state.copies, state.policy.certify_checks)
+        said, reason, decided_ms = self._decided or (None, None, None)
+        return Standing(
+            run=state.run_id,
+            state=self._word(),
+            reason=self._closed_reason if state.closed else reason,
+            generation=None if state.generation_number < 0 else state.generation_number,
+            step=None if generation is None else generation.highest_step,
+            restored_step=None if generation is None else generation.began_step,
+            complete_step=complete,
+            certified_step=max((s.step for s in trusted), default=None),
+            replicated_step=replicated,
+            replica_lag_steps=None if complete is None or replicated is None else max(0, complete - replicated),
+            recoveries=state.recoveries,
+            incident_open=state.incident is not None and not state.closed,
+            last_decision=said,
+            last_decision_at_ms=decided_ms,
+            seq=state.seq,
+            recorded_at_ms=self._recorded_at_ms,
+            nodes=[self._node(node, snapshots) for node in sorted(state.nodes.values(), key=lambda n: n.joined_seq)],
+        )
 
+    def _word(self) -> str:
+        state = self.state
+        if state.closed:
+            return state.closed
+        if state.hold is not None:
+            return "holding for a standby"
+        if state.generation is None:
+            return "waiting for nodes"
+        if state.incident is not None:
+            return "recovering"
+        if state.generation.number == 0 and not self._resumed:
+            return "training" if state.generation.highest_step else "starting"
+        return "training" if self._resumed else "recovering"
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `lmr status` and `lmr watch`."""
-    parser.add_argument("log", metavar="LOG", help="SQLAlchemy URL or SQLite path")
-    parser.add_argument("--run", dest="run_id", help="the run's id, when the log holds several")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    def _node(self, node: Node, snapshots: list[Snapshot]) -> NodeStanding:
+        slot = self._slot(node)
+        captured = replicated = None
+        if slot is not None:
+            captured = max((s.step for s in snapshots if node.name in self._holders(s, slot)), default=None)
+            replicated = max((s.step for s in snapshots if self._holders(s, slot) - {node.name}), default=None)
+        return NodeStanding(node.name, self._role(node, slot), slot, captured, replicated)
 
+    def _slot(self, node: Node) -> int | None:
+        generation = self.state.generation
+        if generation is None:
+            return None
+        slot = generation.slot_of.get(node.name)
+        return slot if slot is not None and generation.slots[slot].incarnation == node.incarnation else None
 
-def run(args: argparse.Namespace) -> int:
-    """Show the standing once (`status`), or until the run closes (`watch`)."""
-    try:
-        with open_log(args.log, create=False, read_only=True) as log:
-            runs = log.runs()
-            run_id = args.run_id or (runs[0] if len(runs) == 1 else None)
-            if run_id is None:
-                print(
-                    f"lmr {args.verb}: {args.log} holds {len(runs)} runs; say --run: {', '.join(runs)}", file=sys.stderr
-                )
-                return 2
-            standing = Standing()
-            for record in log.read(run_id):
-                standing.fold(record)
-            if args.verb == "status" or args.json:
-                Console().print_json(json.dumps(asdict(standing))) if args.json else Console().print(render(standing))
-                return 0
-            with Live(render(standing), refresh_per_second=4) as live:
-                while not standing.state.startswith(("succeeded", "halted")):
-                    time.sleep(REFRESH_S)
-                    for record in log.read(run_id, after=standing.seq):
-                        standing.fold(record)
-                    live.update(render(standing))
-    except StoreError as error:
-        print(f"lmr {args.verb}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    @staticmethod
+    def _role(node: Node, slot: int | None) -> str:
+        if not node.live:
+            return "gone" if node.quarantine is None else "gone, quarantined"
+        if node.quarantine is not None:
+            return "quarantined"
+        said = "standby" if slot is None else "active"
+        if node.cordoned_seq is not None:
+            said += ", cordoned"
+        return said + ", drifted" if node.drifted_seq is not None else said
 
+    def _replicated_everywhere(self, snapshot: Snapshot) -> bool:
+        generation = self.state.generation
+        if generation is None:
+            return False
+        return all(self._holders(snapshot, slot) - {place.node} for slot, place in enumerate(generation.slots))
 
-def render(standing: Standing) -> Group:
-    """The standing as a person reads it."""
-    facts = Table(box=None, show_header=False)
-    rows = {
-        "run": standing.run,
-        "state": standing.state,
-        "generation": standing.generation,
-        "newest captured step": standing.captured_step,
-        "newest replicated step": standing.replicated_step,
-        "newest certified step": standing.certified_step,
-        "last decision": standing.last_decision,
-        "log": f"{standing.seq} events",
-    }
-    for name, value in rows.items():
-        facts.add_row(name, "-" if value is None else str(value))
-    nodes = Table("node", "is", box=None)
-    for node, what in sorted(standing.nodes.items()):
-        nodes.add_row(node, what)
-    return Group(facts, nodes)
+    def _holders(self, snapshot: Snapshot, slot: int) -> set[str]:
+        """Nodes that are alive and hold the slot's shard of the step."""
+        copies = snapshot.copies.get(slot, {}).values()
+        return {copy.holder for copy in copies if copy_alive(self.state, copy)}
