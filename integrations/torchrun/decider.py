@@ -10,7 +10,6 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import structlog
@@ -26,23 +25,24 @@ from lmr.engine.events import (
     NodeLeft,
     NodeLost,
     PlanCommitted,
-    ReplayChecked,
     RunClosed,
     RunOpened,
     RunReopened,
-    StateDiverged,
     WorkerExited,
     WorkersFinished,
 )
 from lmr.engine.plan import Plan
 from lmr.engine.record import Record
-from lmr.integrations.scout.agreement import Agreement, Told, Verdict
 from lmr.integrations.scout.run_scout import Ask, RunScout
+from lmr.integrations.torchrun import admission
+from lmr.integrations.torchrun.admission import Refusal
+from lmr.integrations.torchrun.barrier import Barrier
 from lmr.integrations.torchrun.committer import Committed, Committer, Fact
 from lmr.integrations.torchrun.config import BackendConfig
 from lmr.integrations.torchrun.orders import Dispatch
-from lmr.integrations.torchrun.pacer import Pacer
+from lmr.integrations.torchrun.retention import Retention
 from lmr.integrations.torchrun.roster import Roster
+from lmr.integrations.torchrun.sessions import Session, Sessions
 from lmr.integrations.wire import AsyncChannel, WireError
 from lmr.store import EventLog, StoreError
 
@@ -60,37 +60,6 @@ MOVING = ("start", "restart", "replace")
 """Actions that order a new generation."""
 OPERATOR_FACTS = ("operator_requested", "node_cordoned", "node_uncordoned", "policy_changed")
 LEASE_MS = 5_000
-
-
-@dataclass(eq=False)
-class Session:
-    """One agent's connection."""
-
-    node: str
-    incarnation: str
-    channel: AsyncChannel
-    address: str
-    vault_port: int | None
-    peer_port: int
-    failure_domain: str | None = None
-    replicate_to: tuple[dict[str, Any], ...] = ()
-    heard: float = field(default_factory=time.monotonic)
-    said_goodbye: bool = False
-    alive: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def send(self, kind: str, **values: Any) -> None:
-        """Queue one message to the agent."""
-        if not self.channel.writer.is_closing():
-            self.channel.send({"kind": kind, **values})
-
-
-@dataclass
-class Barrier:
-    """Who has arrived for one generation, and who has its shard at hand."""
-
-    generation: int
-    arrived: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    restorable: set[str] = field(default_factory=set)
 
 
 class Decider:
@@ -129,14 +98,10 @@ class Decider:
         self._counter = 0
         self._roster = Roster()
         self._dispatch: Dispatch | None = None
-        self._sessions: dict[str, Session] = {}
+        self._sessions = Sessions()
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._barrier = Barrier(-1)
-        self._agreement = Agreement(0, finite_checked=False)
-        self._verdicts: dict[int, list[Verdict]] = {}
-        self._told: set[Verdict] = set()
-        self._reported: set[int] = set()
-        self._pacer: Pacer | None = None
+        self._retention: Retention | None = None
         self._probed_generation = -2
         policy = config.worker_policy
         self._scout = RunScout(policy.replay) if policy.enable_detection else None
@@ -291,10 +256,11 @@ class Decider:
                 log.info("worker_exited", node=record.event.source, error=error and error.kind)
                 self._probe(generation)
             case CheckpointCaptured(generation=generation, step=step, slot=slot):
-                self._on_captured(generation, step, slot)
+                if self._retention is not None and generation == self._roster.generation:
+                    self._retention.captured(step, slot)
             case CheckpointReplicated(generation=generation, step=step, slot=slot, holder=holder):
-                if self._pacer is not None and generation == self._roster.generation:
-                    self._settled(self._pacer.replicated(slot, step, holder))
+                if self._retention is not None and generation == self._roster.generation:
+                    self._retention.replicated(step, slot, holder)
             case _:
                 pass
 
@@ -316,10 +282,13 @@ class Decider:
             return
         for said in self._scout.tick(_monotonic_ms()):
             if isinstance(said, Ask):
-                for node in {self._node_of(rank) for rank in said.ranks} & self._sessions.keys():
-                    self._sessions[node].send(
-                        "capture", request=said.request, ranks=list(said.ranks), generation=self._roster.generation
-                    )
+                self._sessions.tell(
+                    {self._node_of(rank) for rank in said.ranks},
+                    "capture",
+                    request=said.request,
+                    ranks=list(said.ranks),
+                    generation=self._roster.generation,
+                )
             else:
                 log.warning("scout", fact=said.type)
                 self._publish(cast("Data", said))
@@ -331,9 +300,7 @@ class Decider:
 
     def _log_outage(self, why: str | None) -> None:
         self._outage = why
-        now = time.monotonic()
-        for session in self._sessions.values():
-            session.heard = now  # leases start anew after an outage
+        self._sessions.heard_now()
 
     # -- plans, barrier, restore ---------------------------------------------------------------------------------------
 
@@ -341,8 +308,8 @@ class Decider:
         """Who can hold replicas has changed: a node whose targets are others now is told."""
         if self._dispatch is None:
             return
-        if self._pacer is not None:
-            self._pacer.replicas = self._replicas()
+        if self._retention is not None:
+            self._retention.can_replicate(self._replicas())
         for node in self._roster.active():
             session = self._sessions.get(node)
             if session is None:
@@ -366,22 +333,17 @@ class Decider:
         """A generation begins: nobody has arrived, nothing is pinned or compared yet."""
         self._barrier = Barrier(plan.to_generation)
         world_size = len(plan.assignments) * self._local_world_size
-        finite_checked = self._config.worker_policy.checkpoint.require_finite
-        self._agreement = Agreement(world_size, finite_checked=finite_checked)
         if self._scout is not None:
             self._scout.begin(plan.to_generation, world_size)
-        self._verdicts.clear()
-        self._told.clear()
-        self._reported.clear()
-        policy = self._config.worker_policy
-        slots = len(plan.assignments)
-        self._pacer = Pacer(
-            slots=slots,
-            interval=policy.interval,
+        self._retention = Retention(
+            plan.to_generation,
+            len(plan.assignments),
+            plan.checkpoint.step if plan.checkpoint is not None else 0,
+            self._config.worker_policy,
+            world_size=world_size,
             replicas=self._replicas(),
-            checked=policy.enable_detection and (finite_checked or (policy.replay.compare_state and world_size > 1)),
-            publish_ms=policy.recovery.publish_ms,
-            restored=plan.checkpoint.step if plan.checkpoint is not None else 0,
+            tell_active=self._tell_active,
+            publish=self._publish,
         )
 
     def _send_orders(self, session: Session) -> None:
@@ -391,94 +353,27 @@ class Decider:
         session.send("plan", **orders.to_wire())
 
     def _arrived(self, session: Session, message: dict[str, Any]) -> None:
-        generation = message["generation"]
-        if generation != self._barrier.generation or self._roster.active().get(session.node) != session.incarnation:
+        generation, active = message["generation"], self._roster.active()
+        if generation != self._barrier.generation or active.get(session.node) != session.incarnation:
             return
-        self._barrier.arrived[session.node] = message.get("store")
-        if self._barrier.arrived.keys() < self._roster.active().keys():
-            return
-        assert self._roster.plan is not None
-        first = min(self._roster.plan.assignments, key=lambda a: a.slot).node
-        for node in self._roster.active():
-            if node in self._sessions:
-                self._sessions[node].send("go", generation=generation, store=self._barrier.arrived[first])
+        if self._barrier.arrive(session.node, message.get("store"), active.keys()):
+            assert self._roster.plan is not None
+            first = min(self._roster.plan.assignments, key=lambda a: a.slot).node
+            self._tell_active("go", generation=generation, store=self._barrier.arrived[first])
 
     def _restorable(self, session: Session, generation: int) -> None:
-        if generation != self._barrier.generation:
-            return
-        self._barrier.restorable.add(session.node)
-        if self._barrier.restorable >= self._roster.active().keys():
-            for node in self._roster.active():
-                if node in self._sessions:
-                    self._sessions[node].send("load", generation=generation)
-
-    # -- retention and agreement ---------------------------------------------------------------------------------------
+        if generation == self._barrier.generation and self._barrier.has_shard(
+            session.node, self._roster.active().keys()
+        ):
+            self._tell_active("load", generation=generation)
 
     def _progress(self, session: Session, generation: int, step: int) -> None:
-        if (
-            self._pacer is None
-            or generation != self._roster.generation
-            or not self._roster.live(session.node, session.incarnation)
-        ):
-            return
-        pin = self._pacer.progress(step, time.monotonic_ns() // 1_000_000)
-        if pin is not None:
-            self._tell_active("pin", generation=generation, step=pin)
-
-    def _on_captured(self, generation: int, step: int, slot: int) -> None:
-        if generation != self._roster.generation or self._pacer is None:
-            return
-        self._reported.add(step)
-        for verdict in self._verdicts.get(step, []):
-            self._tell_verdict(generation, verdict)
-        self._settled(self._pacer.captured(slot, step))
-
-    def _settled(self, done: bool) -> None:
-        if done and self._pacer is not None:
-            self._tell_active("retain", generation=self._roster.generation, steps=self._pacer.retained())
-
-    def _digests(self, message: dict[str, Any]) -> None:
-        generation, step = message["generation"], message["step"]
-        if generation != self._roster.generation:
-            return
-        compare = self._config.worker_policy.replay.compare_state
-        ranks = {
-            int(rank): Told(told["digest"], tuple(told["peers"] or ()) if compare else (), told["finite"])
-            for rank, told in message["ranks"].items()
-        }
-        for verdict in self._agreement.take(step, ranks):
-            self._verdicts.setdefault(step, []).append(verdict)
-            if verdict.verdict == "corrupt" or step in self._reported:
-                self._tell_verdict(generation, verdict)
-        for old in [s for s in self._verdicts if s < step - 64]:
-            del self._verdicts[old]
-
-    def _tell_verdict(self, generation: int, verdict: Verdict) -> None:
-        if verdict in self._told:
-            return
-        self._told.add(verdict)
-        if verdict.verdict == "corrupt":
-            self._publish(
-                StateDiverged(generation=generation, step=verdict.step, ranks=verdict.ranks, peers=verdict.peers)
-            )
-        else:
-            self._publish(
-                ReplayChecked(
-                    generation=generation,
-                    step=verdict.step,
-                    recipe=verdict.recipe,
-                    verdict=verdict.verdict,
-                    ranks=verdict.ranks,
-                    peers=verdict.peers,
-                )
-            )
-        if self._pacer is not None:
-            self._settled(self._pacer.verdict(verdict.step, verdict.verdict))
+        live = self._roster.live(session.node, session.incarnation)
+        if self._retention is not None and generation == self._roster.generation and live:
+            self._retention.progress(step, _monotonic_ms())
 
     def _tell_active(self, kind: str, **values: Any) -> None:
-        for node in self._roster.active():
-            if node in self._sessions:
-                self._sessions[node].send(kind, **values)
+        self._sessions.tell(self._roster.active(), kind, **values)
 
     # -- leases and suspicion ------------------------------------------------------------------------------------------
 
@@ -496,8 +391,7 @@ class Decider:
             now = time.monotonic()
             if now - last > PAUSE_S:
                 log.warning("decider_paused", seconds=round(now - last, 2))
-                for session in self._sessions.values():
-                    session.heard = now
+                self._sessions.heard_now()
                 if self._expected_until:
                     self._expected_until = now + self._config.heartbeat_timeout_ms / 1000
             last = now
@@ -565,20 +459,15 @@ class Decider:
 
     async def _admit(self, hello: dict[str, Any], channel: AsyncChannel) -> Session | None:
         node, incarnation = hello["node"], hello["incarnation"]
-        session = Session(
-            node,
-            incarnation,
-            channel,
-            hello["address"],
-            hello["vault_port"],
-            hello["peer_port"],
-            hello["failure_domain"],
+        session = Session.of_hello(hello, channel)
+        refused = (
+            admission.refusal(self._config, self._local_world_size, self._roster, hello)
+            or await self._twin(node, incarnation)
+            or admission.no_seat(self._config, self._roster, set(self._sessions), node)
         )
-        refusal = self._refusal(hello) or await self._twin(node, incarnation) or self._no_seat(node)
-        if refusal is not None:
-            reason, code = refusal
-            log.info("agent_refused", node=node, reason=reason)
-            channel.send({"kind": "refused", "reason": reason, "exit_code": code})
+        if refused is not None:
+            log.info("agent_refused", node=node, reason=refused.reason)
+            channel.send({"kind": "refused", **refused._asdict()})
             await channel.writer.drain()
             return None
         known = self._roster.seats.get(node)
@@ -630,27 +519,7 @@ class Decider:
         channel.send(answer)
         await channel.writer.drain()
 
-    def _refusal(self, hello: dict[str, Any]) -> tuple[str, int] | None:
-        """Why this agent can never be in this run, if so."""
-        if hello["run"] != self._config.run_id:
-            return f"this endpoint serves run {self._config.run_id!r}, not {hello['run']!r}", 1
-        if self._roster.closed is not None:
-            closed = self._roster.closed
-            return f"run {self._config.run_id!r} is closed: {closed.outcome} ({closed.reason})", int(
-                closed.outcome != "succeeded"
-            )
-        mine = (self._config.min_nodes, self._config.max_nodes, self._local_world_size)
-        theirs = (hello["min_nodes"], hello["max_nodes"], hello["local_world_size"])
-        if mine != theirs:
-            names = ("--nnodes minimum", "--nnodes maximum", "--nproc-per-node")
-            name, want, got = next((n, m, t) for n, m, t in zip(names, mine, theirs, strict=True) if m != t)
-            return f"{name} is {got} here and {want} in the run: all nodes give the same command", 1
-        different = self._config.worker_policy.differences(hello["policy"])
-        if different:
-            return f"the worker policy differs from the run's in: {', '.join(different)}", 1
-        return None
-
-    async def _twin(self, node: str, incarnation: str) -> tuple[str, int] | None:
+    async def _twin(self, node: str, incarnation: str) -> Refusal | None:
         """A second live agent with one node id is refused, if the first answers."""
         first = self._sessions.get(node)
         if first is None or first.incarnation == incarnation:
@@ -662,53 +531,57 @@ class Decider:
         except asyncio.TimeoutError:
             self._forget(first)
             return None
-        return f"node id {node!r} is in use by a live agent: set LM_RESILIENCY_NODE_ID to tell them apart", 1
-
-    def _no_seat(self, node: str) -> tuple[str, int] | None:
-        taken = (self._roster.live_nodes() | self._sessions.keys()) - {node}
-        if len(taken) < self._config.max_nodes:
-            return None
-        if node in self._roster.seats:
-            return f"node {node!r} is not needed: the run has its {self._config.max_nodes} nodes", 0
-        return f"node {node!r} would be one more than --nnodes allows ({self._config.max_nodes})", 1
+        return admission.twin(node)
 
     async def _serve(self, session: Session) -> None:
-        while True:
+        while not session.said_goodbye:
             message = await session.channel.recv()
             session.heard = time.monotonic()
-            match message["kind"]:
-                case "heartbeat":
-                    session.send("heartbeat", outage=self._outage)
-                case "facts":
-                    for event_id, envelope in message["facts"]:
-                        self._take_fact(session, event_id, envelope)
-                case "arrived":
-                    self._arrived(session, message)
-                case "restorable":
-                    self._restorable(session, message["generation"])
-                case "progress":
-                    self._progress(session, message["generation"], message["step"])
-                case "digests":
-                    self._digests(message)
-                case "pulse" if self._scout is not None:
-                    self._scout.heard(message, _monotonic_ms())
-                case "captured" if self._scout is not None:
-                    self._scout.captured(message)
-                case "alive":
-                    session.alive.set()
-                    if message.get("generation") == self._roster.generation and self._roster.closed is None:
-                        self._publish(NodeConfirmed(node=session.node, incarnation=session.incarnation))
-                case "goodbye":
-                    session.said_goodbye = True
-                    if self._roster.closed is None and self._roster.live(session.node, session.incarnation):
-                        self._publish(
-                            NodeLeft(node=session.node, incarnation=session.incarnation, reason=message["reason"]),
-                            source=session.node,
-                        )
-                    self._forget(session)
-                    return
-                case unknown:
-                    log.warning("unknown_message", kind=unknown, node=session.node)
+            self._heard(session, message)
+
+    def _heard(self, session: Session, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "heartbeat":
+                session.send("heartbeat", outage=self._outage)
+            case "facts":
+                for event_id, envelope in message["facts"]:
+                    self._take_fact(session, event_id, envelope)
+            case "arrived":
+                self._arrived(session, message)
+            case "restorable":
+                self._restorable(session, message["generation"])
+            case "progress":
+                self._progress(session, message["generation"], message["step"])
+            case "alive":
+                session.alive.set()
+                if message.get("generation") == self._roster.generation and self._roster.closed is None:
+                    self._publish(NodeConfirmed(node=session.node, incarnation=session.incarnation))
+            case "goodbye":
+                self._goodbye(session, message["reason"])
+            case _:
+                self._observed(session, message)
+
+    def _observed(self, session: Session, message: dict[str, Any]) -> None:
+        """What the node's detectors saw; silently nothing when detection is off."""
+        match message["kind"]:
+            case "digests":
+                if self._retention is not None and message["generation"] == self._roster.generation:
+                    self._retention.digests(message["step"], message["ranks"])
+            case "pulse" if self._scout is not None:
+                self._scout.heard(message, _monotonic_ms())
+            case "captured" if self._scout is not None:
+                self._scout.captured(message)
+            case "pulse" | "captured":
+                pass
+            case unknown:
+                log.warning("unknown_message", kind=unknown, node=session.node)
+
+    def _goodbye(self, session: Session, reason: str) -> None:
+        session.said_goodbye = True
+        if self._roster.closed is None and self._roster.live(session.node, session.incarnation):
+            left = NodeLeft(node=session.node, incarnation=session.incarnation, reason=reason)
+            self._publish(left, source=session.node)
+        self._forget(session)
 
     def _take_fact(self, session: Session, event_id: str, envelope: dict[str, Any]) -> None:
         try:

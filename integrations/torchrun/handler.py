@@ -29,10 +29,11 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from lmr.integrations.torchrun.agent_view import AgentView
 from lmr.integrations.torchrun.config import BackendConfig, read_config
+from lmr.integrations.torchrun.current import Current, End
 from lmr.integrations.torchrun.entry import BACKEND
 from lmr.integrations.torchrun.errors import AdmissionRefused, ConfigInvalid, MeetingFailed
 from lmr.integrations.torchrun.identity import node_id
-from lmr.integrations.torchrun.node import Current, End, NodeRuntime
+from lmr.integrations.torchrun.node import NodeRuntime
 from lmr.integrations.torchrun.restart_context import closed_outcome, context_path, write_context
 from lmr.store import StoreError
 

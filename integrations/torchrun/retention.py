@@ -1,0 +1,116 @@
+"""Which steps of the running generation are kept, and what the digests of their state say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lmr.engine.events import Data, ReplayChecked, StateDiverged
+from lmr.integrations.scout.agreement import Agreement, Told, Verdict
+from lmr.integrations.torchrun.pacer import Pacer
+from lmr.integrations.torchrun.worker_policy import WorkerPolicy
+
+VERDICTS_KEPT_STEPS = 64
+
+
+class Retention:
+    """Pins, retained steps and verdicts of one generation. Lost with the decider: the next one pins anew.
+
+    Args:
+        generation: the generation that begins.
+        slots: its slots.
+        restored: the step it starts from.
+        policy: the run's worker policy.
+        world_size: its ranks.
+        replicas: copies of a slot there can be now.
+        tell_active: sends every active node one message.
+        publish: appends one fact of the decider.
+    """
+
+    def __init__(
+        self,
+        generation: int,
+        slots: int,
+        restored: int,
+        policy: WorkerPolicy,
+        *,
+        world_size: int,
+        replicas: int,
+        tell_active: Callable[..., None],
+        publish: Callable[[Data], None],
+    ) -> None:
+        self._generation = generation
+        self._compare = policy.replay.compare_state
+        self._tell_active = tell_active
+        self._publish = publish
+        finite_checked = policy.checkpoint.require_finite
+        self._agreement = Agreement(world_size, finite_checked=finite_checked)
+        self._verdicts: dict[int, list[Verdict]] = {}
+        self._told: set[Verdict] = set()
+        self._captured: set[int] = set()
+        self._pacer = Pacer(
+            slots=slots,
+            interval=policy.interval,
+            replicas=replicas,
+            checked=policy.enable_detection and (finite_checked or (self._compare and world_size > 1)),
+            publish_ms=policy.recovery.publish_ms,
+            restored=restored,
+        )
+
+    def can_replicate(self, replicas: int) -> None:
+        """How many copies of a slot there can be has changed."""
+        self._pacer.replicas = replicas
+
+    def progress(self, step: int, now_ms: int) -> None:
+        """The newest captured step of slot 0."""
+        pin = self._pacer.progress(step, now_ms)
+        if pin is not None:
+            self._tell_active("pin", generation=self._generation, step=pin)
+
+    def captured(self, step: int, slot: int) -> None:
+        """A slot's copy of a step is in the log; verdicts on that step belong there too."""
+        self._captured.add(step)
+        for verdict in self._verdicts.get(step, []):
+            self._tell_verdict(verdict)
+        self._settled(self._pacer.captured(slot, step))
+
+    def replicated(self, step: int, slot: int, holder: str) -> None:
+        """A replica of a slot's copy is in the log."""
+        self._settled(self._pacer.replicated(slot, step, holder))
+
+    def _settled(self, done: bool) -> None:
+        if done:
+            self._tell_active("retain", generation=self._generation, steps=self._pacer.retained())
+
+    def digests(self, step: int, told: dict[str, dict[str, Any]]) -> None:
+        """What one node's ranks have for the state that peers share: by rank `{"digest", "peers", "finite"}`."""
+        ranks = {
+            int(rank): Told(said["digest"], tuple(said["peers"] or ()) if self._compare else (), said["finite"])
+            for rank, said in told.items()
+        }
+        for verdict in self._agreement.take(step, ranks):
+            self._verdicts.setdefault(step, []).append(verdict)
+            if verdict.verdict == "corrupt" or step in self._captured:
+                self._tell_verdict(verdict)
+        for old in [s for s in self._verdicts if s < step - VERDICTS_KEPT_STEPS]:
+            del self._verdicts[old]
+
+    def _tell_verdict(self, verdict: Verdict) -> None:
+        if verdict in self._told:
+            return
+        self._told.add(verdict)
+        self._publish(_fact_of(self._generation, verdict))
+        self._settled(self._pacer.verdict(verdict.step, verdict.verdict))
+
+
+def _fact_of(generation: int, verdict: Verdict) -> Data:
+    if verdict.verdict == "corrupt":
+        return StateDiverged(generation=generation, step=verdict.step, ranks=verdict.ranks, peers=verdict.peers)
+    return ReplayChecked(
+        generation=generation,
+        step=verdict.step,
+        recipe=verdict.recipe,
+        verdict=verdict.verdict,
+        ranks=verdict.ranks,
+        peers=verdict.peers,
+    )
