@@ -11,7 +11,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed (3.11 is tested); say make PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,postgres,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,postgres,metrics,tracing,dev]'
 	touch $(STAMP)
 
 demo: install

@@ -14,6 +14,8 @@ VERBS = {
     "doctor": "check this machine's set-up; each failing line says the cure",
     "status": "where a run stands, from its event log",
     "watch": "the same, live",
+    "metrics": "serve Prometheus metrics of the runs in an event log",
+    "spans": "send an OpenTelemetry span of each recovery in an event log",
     "cordon": "never use a node as a replacement",
     "uncordon": "a cordoned or quarantined node may be used again",
     "replace": "ask for a node to be replaced by a standby",

@@ -10,6 +10,7 @@ from lmr.engine.events import PlanCommitted, RunClosed, TrainingResumed
 from lmr.engine.snapshots import Snapshot
 from lmr.engine.state import Node
 from lmr.engine.steps import StepChooser, copy_alive
+from lmr.integrations.operate.phases import Recovery, RecoveryClock, opened_ms
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,13 @@ class Follower:
         self._closed_reason: str | None = None
         self._decided: tuple[str, str, int] | None = None
         self._resumed = False
+        self._clock = RecoveryClock()
 
-    def fold(self, record: Record) -> None:
-        """Take the next record in."""
+    def fold(self, record: Record) -> list[Recovery]:
+        """Take the next record in; returns the recoveries that are over with it."""
+        opened = opened_ms(self.state)
         apply(self.state, record)
+        over = self._clock.take(record, opened)
         self._recorded_at_ms = record.recorded_at_ms
         match record.event.data:
             case PlanCommitted(plan=plan):
@@ -91,6 +95,7 @@ class Follower:
                 self._decided = (f"{record.event.data.outcome} ({reason})", reason, record.recorded_at_ms)
             case _:
                 pass
+        return over
 
     def standing(self) -> Standing:
         """Where the run stands after the records so far."""

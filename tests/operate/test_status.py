@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,22 +10,7 @@ import pytest
 from lmr.engine import Record
 from lmr.integrations.operate.main import main as lmr
 from lmr.integrations.operate.standing import Follower, Standing
-from lmr.replay_tool.main import main as lmr_replay
 from lmr.store import open_log
-
-CORPUS = Path(__file__).parents[1] / "replay_tool" / "corpus"
-
-
-@pytest.fixture
-def recorded(tmp_path: Path):
-    """Makes an event log of a recorded incident."""
-
-    def make(*stories: str) -> str:
-        for story in stories:
-            assert lmr_replay(["import", str(CORPUS / f"{story}.jsonl"), "--into", str(tmp_path / "events.db")]) == 0
-        return str(tmp_path / "events.db")
-
-    return make
 
 
 def records(log: str) -> list[Record]:
@@ -93,9 +77,7 @@ def test_schedulers_get_an_exit_code(recorded, capsys, story: str, code: int, sa
 
 
 def test_json_says_the_same(recorded, capsys) -> None:
-    log = recorded("node-loss")
-    capsys.readouterr()
-    assert lmr(["status", log, "--json"]) == 0
+    assert lmr(["status", recorded("node-loss"), "--json"]) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (told["state"], told["generation"], told["recoveries"], told["replica_lag_steps"]) == ("succeeded", 1, 1, 0)
 
