@@ -14,7 +14,7 @@ from lmr.store.dialect import Dialect
 from lmr.store.errors import ForeignDatabase, LogUnavailable, SchemaNewer, SchemaOlder
 from lmr.store.schema import VERSION_TABLE, metadata
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every revision, oldest first. The last is the one this software writes."""
 
 HEAD = REVISIONS[-1]

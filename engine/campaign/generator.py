@@ -40,6 +40,10 @@ class Fleet:
     """When a node was last taken out for being slow."""
     certified: list[int] = field(default_factory=list)
     """Steps the fleet knows to be complete and clean, newest last."""
+    began: int = 0
+    """The step this generation was restored to."""
+    surely_checked: bool = False
+    """After a recovery to no newer step no check is left out: chance alone must not look like a loop."""
 
     def new_node(self) -> str:
         """A machine fresh from the scheduler."""
@@ -78,11 +82,17 @@ class Fleet:
         for _ in range(self.random.choice((1, 1, 2))):
             self.step += CAPTURE_EVERY
             yield from self._captures(self.step)
-            if self.random.randrange(10):
+            if self.random.randrange(10) or self.surely_checked:
                 yield self.now_ms, self._check(self.step, "clean")
                 self.certified.append(self.step)
         del self.certified[:-4]
         self.step += self.random.randrange(1, CAPTURE_EVERY)
+
+    def restored(self, step: int) -> None:
+        """Training goes on from there."""
+        self.surely_checked, self.began = step <= self.began, step
+        self.step = step
+        self.certified = [known for known in self.certified if known <= step]
 
     def _captures(self, step: int) -> Iterator[Told]:
         for slot, name in self.slots.items():

@@ -74,7 +74,7 @@ class _Campaign:
     def _open(self, number: int) -> None:
         fleet = self.fleet
         self.state = State()
-        fleet.slots, fleet.certified, fleet.step = {}, [], 0
+        fleet.slots, fleet.certified, fleet.step, fleet.began, fleet.surely_checked = {}, [], 0, 0, False
         opened = ev.RunOpened(
             run_id=f"campaign-{number}",
             min_nodes=fleet.nodes,
@@ -100,8 +100,7 @@ class _Campaign:
             plan = self.state.plan
             if plan is None or plan.checkpoint is None or plan.to_generation != fleet.generation:
                 continue
-            fleet.step = plan.checkpoint.step
-            fleet.certified = [step for step in fleet.certified if step <= fleet.step]
+            fleet.restored(plan.checkpoint.step)
             fleet.now_ms += fleet.random.randrange(2_000, 15_000)
             for name in fleet.slots.values():
                 restored = ev.StateRestored(generation=fleet.generation, node=name, step=fleet.step, tier="memory")

@@ -10,82 +10,21 @@ Revision ID: 0002
 
 from alembic import op
 
+from lmr.store.migrations.json_columns import RARE, PostgresJson, SQLiteJson, json_of
+
 revision = "0002"
 down_revision = "0001"
-
-# Nearly all of a large log is these; the views that do not ask for them use an index that leaves them out.
-RARE = "type NOT IN ('checkpoint_captured', 'checkpoint_replicated', 'checkpoint_flushed', 'replay_checked')"
-
-
-class _SQLite:
-    """How SQLite reads JSON."""
-
-    @staticmethod
-    def document(alias: str) -> str:
-        return f"replace(CAST({alias}.body AS TEXT), '\\u0000', '\\ufffd')"
-
-    def text(self, path: str, alias: str = "e") -> str:
-        return f"json_extract({self.document(alias)}, '$.{path}')"
-
-    whole = text
-
-    def size(self, path: str, alias: str = "e") -> str:
-        return f"json_array_length({self.document(alias)}, '$.{path}')"
-
-    def each(self, path: str, name: str) -> str:
-        return f"json_each({self.document('e')}, '$.{path}') AS {name}"
-
-    def each_of(self, item: str, key: str, name: str) -> str:
-        return f"json_each({item}.value, '$.{key}') AS {name}"
-
-    def member(self, item: str, key: str) -> str:
-        return f"json_extract({item}.value, '$.{key}')"
-
-    scalars = each
-
-
-class _PostgreSQL:
-    """How PostgreSQL reads JSON. The type is json, not jsonb: it hands out the recorded text as it is."""
-
-    @staticmethod
-    def document(alias: str) -> str:
-        return f"replace(convert_from({alias}.body, 'UTF8'), '\\u0000', '\\ufffd')::json"
-
-    @staticmethod
-    def _path(path: str) -> str:
-        return "'{" + path.replace(".", ",") + "}'"
-
-    def text(self, path: str, alias: str = "e") -> str:
-        return f"({self.document(alias)} #>> {self._path(path)})"
-
-    whole = text
-
-    def size(self, path: str, alias: str = "e") -> str:
-        return f"json_array_length({self.document(alias)} #> {self._path(path)})"
-
-    def each(self, path: str, name: str) -> str:
-        return f"json_array_elements({self.document('e')} #> {self._path(path)}) AS {name}(value)"
-
-    def scalars(self, path: str, name: str) -> str:
-        return f"json_array_elements_text({self.document('e')} #> {self._path(path)}) AS {name}(value)"
-
-    def each_of(self, item: str, key: str, name: str) -> str:
-        return f"json_array_elements_text({item}.value -> '{key}') AS {name}(value)"
-
-    def member(self, item: str, key: str) -> str:
-        return f"({item}.value ->> '{key}')"
 
 
 def upgrade() -> None:
     """Create the index of rare events and the views."""
     connection = op.get_bind()
-    json = _SQLite() if connection.dialect.name == "sqlite" else _PostgreSQL()
     op.execute(f"CREATE INDEX events_rare ON events (type, run_id, seq) WHERE {RARE}")
-    for name, query in _views(json):
+    for name, query in _views(json_of(connection)):
         connection.exec_driver_sql(f"CREATE VIEW {name} AS {query}")
 
 
-def _views(json: "_SQLite | _PostgreSQL") -> list[tuple[str, str]]:
+def _views(json: SQLiteJson | PostgresJson) -> list[tuple[str, str]]:
     def text(key: str, alias: str = "e") -> str:
         return json.text(f"data.{key}", alias)
 
