@@ -38,6 +38,8 @@ def arguments():
     parser.add_argument("--stage", type=int, choices=range(4), default=1)
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches a step")
+    parser.add_argument("--checkpoints", help="folder of DeepSpeed's own checkpoints, loaded at the start")
+    parser.add_argument("--save-every", type=int, default=25, help="steps between them")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds to sleep after each step, to watch it")
     parser.add_argument("--log-file", dest="log", help="append one JSON line a step to LOG_FILE.rankN.jsonl")
@@ -82,6 +84,8 @@ def main():
     engine, optimizer, loader, _ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), training_data=data, config=config(args)
     )
+    if args.checkpoints:
+        engine.load_checkpoint(args.checkpoints)
     torch.manual_seed(100 + rank)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
     log = Path(f"{args.log}.rank{rank}.jsonl") if args.log else None
@@ -100,6 +104,8 @@ def main():
                 entry = {"step": engine.global_steps, "loss": loss.item().hex(), "skipped": engine.skipped_steps}
                 with log.open("a") as lines:
                     lines.write(json.dumps(entry) + "\n")
+            if args.checkpoints and engine.global_steps % args.save_every == 0:
+                engine.save_checkpoint(args.checkpoints)
             time.sleep(args.pace)
             if engine.global_steps >= args.steps:
                 break

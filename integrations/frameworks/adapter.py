@@ -24,6 +24,7 @@ __all__ = [
     "FrameworkConflict",
     "after",
     "guarded",
+    "replace",
     "session",
 ]
 
@@ -69,9 +70,12 @@ class Framework(ABC):
         """Tensors that hold the same bits on all peers, and the peers' global ranks, this one included.
 
         Only what the framework keeps equal by synchronising it; None where nothing is replicated. The state of an
-        optimizer counts as replicated where its parameters do; name such parameters only if that is true.
+        optimizer counts as replicated where its parameters do; name such parameters only if that is true. By default
+        what torch's own wrappers keep equal: DDP, and the replicas of hybrid sharding.
         """
-        return None
+        from lmr.integrations.frameworks.pytorch.state import replicas
+
+        return replicas(self.models())
 
     def read(self) -> dict[str, Any]:
         """Everything else: counters, schedulers, scalers, random states. Plain values and tensors."""
@@ -89,6 +93,21 @@ def session() -> Session | None:
     return found if found is not None and found.mine else None
 
 
+_replaced: list[tuple[Any, str, Any]] = []
+"""What adapters have put something of theirs in place of: owner, name, and what was there."""
+
+
+def replace(owner: Any, name: str, wrapping: Callable[[Any], Any]) -> None:
+    """Put `wrapping(original)` in place of `owner.name`; undone if the adapter then fails to attach.
+
+    Raises:
+        AttributeError: there is no such function; the adapter then does not fit this version of its framework.
+    """
+    original = getattr(owner, name)
+    _replaced.append((owner, name, vars(owner).get(name, original)))
+    setattr(owner, name, functools.wraps(original)(wrapping(original)))
+
+
 def after(owner: Any, name: str, action: Callable[..., None]) -> None:
     """Wrap `owner.name` so that `action(session, result, *args, **kwargs)` runs once it has returned.
 
@@ -97,17 +116,30 @@ def after(owner: Any, name: str, action: Callable[..., None]) -> None:
     Raises:
         AttributeError: there is no such function; the adapter then does not fit this version of its framework.
     """
-    original = getattr(owner, name)
 
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        found = session()
-        if found is not None:
-            guarded(found, name, lambda: action(found, result, *args, **kwargs))
-        return result
+    def wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            found = session()
+            if found is not None:
+                guarded(found, name, lambda: action(found, result, *args, **kwargs))
+            return result
 
-    setattr(owner, name, wrapped)
+        return wrapped
+
+    replace(owner, name, wrapping)
+
+
+def attach_whole(attach: Callable[[], None]) -> None:
+    """Run an adapter's `attach`; if it fails, the framework is left as it was, not half wrapped."""
+    before = len(_replaced)
+    try:
+        attach()
+    except BaseException:
+        while len(_replaced) > before:
+            owner, name, original = _replaced.pop()
+            setattr(owner, name, original)
+        raise
 
 
 def guarded(found: Session, where: str, action: Callable[[], None]) -> None:

@@ -69,22 +69,24 @@ def _loaded(session: Session, _result: Any, engine: Any, *_args: Any, **_kwargs:
 
 def _keep_loaders_apart(kind: Any) -> None:
     """DeepSpeed makes a new DataLoader for each pass over its data; to us all of these are one."""
-    create = kind._create_dataloader
 
-    def creating(self: Any) -> Any:
-        session = adapter.session()
-        if session is None:
-            return create(self)
-        loaders = session.objects.loaders
-        loaders.succeed(self.__dict__.get("_lmr_number"))
-        try:
-            made = create(self)
-        finally:
-            loaders.succeed(None)
-        self.__dict__["_lmr_number"] = loaders.note(made)
-        return made
+    def wrapping(create: Any) -> Any:
+        def creating(self: Any) -> Any:
+            session = adapter.session()
+            if session is None:
+                return create(self)
+            loaders = session.objects.loaders
+            loaders.succeed(self.__dict__.get("_lmr_number"))
+            try:
+                made = create(self)
+            finally:
+                loaders.succeed(None)
+            self.__dict__["_lmr_number"] = loaders.note(made)
+            return made
 
-    kind._create_dataloader = creating
+        return creating
+
+    adapter.replace(kind, "_create_dataloader", wrapping)
 
 
 class DeepSpeed(Framework):

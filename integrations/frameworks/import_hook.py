@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from lmr.integrations.frameworks.registry import adapters
+from lmr.integrations.frameworks import registry
 
 
 def install() -> None:
@@ -23,20 +23,25 @@ def install() -> None:
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     waiting = {}
-    for framework, adapter in adapters().items():
+    for framework, adapter in registry.adapters().items():
         if framework in sys.modules:
-            _attach(adapter)
+            _attach(framework, adapter)
         else:
             waiting[framework] = adapter
     sys.meta_path.insert(0, _Finder(waiting))
 
 
-def _attach(adapter: str) -> None:
+def _attach(framework: str, adapter: str) -> None:
     try:
-        importlib.import_module(adapter).attach()
+        module = importlib.import_module(adapter)
+        from lmr.integrations.frameworks.adapter import attach_whole
+
+        attach_whole(module.attach)
     except Exception as error:  # noqa: BLE001  protection may fail, the user's import may not
-        print(f"lmr: {adapter} could not attach, this worker runs unprotected: {error!r}", file=sys.stderr)
-        _protect_nothing(repr(error))
+        tested = registry.tested(framework)
+        why = f"{error!r}{tested and f'; {tested}'}"
+        print(f"lmr: {adapter} could not attach, this worker runs unprotected: {why}", file=sys.stderr)
+        _protect_nothing(why)
 
 
 def _protect_nothing(why: str) -> None:
@@ -65,15 +70,16 @@ class _Finder(importlib.abc.MetaPathFinder):
         if spec is None or spec.loader is None:
             self._waiting[fullname] = adapter
             return None
-        spec.loader = _AttachingLoader(spec.loader, adapter)
+        spec.loader = _AttachingLoader(spec.loader, fullname, adapter)
         return spec
 
 
 class _AttachingLoader(importlib.abc.Loader):
     """Runs the module with its own loader, then attaches."""
 
-    def __init__(self, loader: importlib.abc.Loader, adapter: str) -> None:
+    def __init__(self, loader: importlib.abc.Loader, framework: str, adapter: str) -> None:
         self._loader = loader
+        self._framework = framework
         self._adapter = adapter
 
     def __getattr__(self, name: str) -> Any:
@@ -89,4 +95,4 @@ class _AttachingLoader(importlib.abc.Loader):
             spec.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        _attach(self._adapter)
+        _attach(self._framework, self._adapter)

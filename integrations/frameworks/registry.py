@@ -29,6 +29,7 @@ ADAPTERS: dict[str, str] = {
     "deepspeed": "lmr.integrations.frameworks.deepspeed",
     "megatron.core.optimizer": "lmr.integrations.frameworks.megatron",
     "torchtitan.components.checkpoint": "lmr.integrations.frameworks.torchtitan",
+    "transformers.trainer": "lmr.integrations.frameworks.transformers",
 }
 """Imported module -> adapter module, which offers `attach() -> None`."""
 
@@ -36,6 +37,7 @@ SUPPORT: dict[str, Support] = {
     "deepspeed": Support("DeepSpeed", "deepspeed", "0.19.8", "0.19.8"),
     "megatron.core.optimizer": Support("Megatron Core", "megatron-core", "0.16.1", "0.16.1"),
     "torchtitan.components.checkpoint": Support("TorchTitan", "torchtitan", "0.2.2", "0.2.2"),
+    "transformers.trainer": Support("Hugging Face Trainer", "transformers", "5.24.0", "5.24.0"),
 }
 """Imported module -> tested versions."""
 
@@ -72,10 +74,24 @@ def judge(support: Support, version: str) -> str | None:
     A newer version attaches with this as a warning, an older one does not attach: see `is_too_old`.
     """
     if is_too_old(support, version):
-        return f"{support.name} {version} is older than {support.oldest}, the oldest supported"
+        return f"{support.name} {version} is older than {support.oldest}, the oldest supported; {_range(support)}"
     if _release(version) > _release(support.newest):
-        return f"{support.name} {version} is newer than {support.newest}, the newest tested"
+        return f"{support.name} {version} is newer than {support.newest}, the newest tested; {_range(support)}"
     return None
+
+
+def tested(module: str) -> str:
+    """Which versions of the framework of an imported module were tested, for a message; empty when it is not ours."""
+    support = SUPPORT.get(module)
+    if support is None:
+        return ""
+    here = installed().get(support.name, "unknown")
+    return f"installed: {support.name} {here}; {_range(support)}"
+
+
+def _range(support: Support) -> str:
+    same = support.oldest == support.newest
+    return f"tested: {support.oldest}" if same else f"tested: {support.oldest} to {support.newest}"
 
 
 def is_too_old(support: Support, version: str) -> bool:

@@ -8,14 +8,13 @@ to load before the first step, and to save after every step, whether or not chec
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from lmr.integrations.frameworks import adapter, version
 from lmr.integrations.frameworks.adapter import Framework
-from lmr.integrations.frameworks.pytorch import sharding
 from lmr.integrations.frameworks.pytorch.session import Session
 
 _STATES = ("dataloader", "lr_scheduler", "train_state")
@@ -28,7 +27,7 @@ def attach() -> None:
     manager = sys.modules["torchtitan.components.checkpoint"].CheckpointManager
     adapter.after(manager, "__init__", _made)
     adapter.after(manager, "load", _loaded)
-    adapter.after(manager, "save", _step_done)
+    adapter.replace(manager, "save", _stepping)
 
 
 def _made(session: Session, _result: Any, manager: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -41,9 +40,19 @@ def _loaded(session: Session, _result: Any, _manager: Any, *_args: Any, **_kwarg
         session.restore()
 
 
-def _step_done(session: Session, _result: Any, _manager: Any, curr_step: int, *_args: Any, **_kwargs: Any) -> None:
-    session.step_completed(curr_step)
-    session.at_boundary()
+def _stepping(save: Callable[..., Any]) -> Callable[..., Any]:
+    """The step counts before TorchTitan saves it, and is captured after."""
+
+    def saving(manager: Any, curr_step: int, *args: Any, **kwargs: Any) -> Any:
+        session = adapter.session()
+        if session is None:
+            return save(manager, curr_step, *args, **kwargs)
+        adapter.guarded(session, "save", lambda: session.step_completed(curr_step))
+        result = save(manager, curr_step, *args, **kwargs)
+        adapter.guarded(session, "save", session.at_boundary)
+        return result
+
+    return saving
 
 
 class TorchTitan(Framework):
@@ -62,17 +71,6 @@ class TorchTitan(Framework):
     def models(self) -> list[nn.Module]:
         """The model parts of this pipeline rank."""
         return list(self._states["model"].model)
-
-    def replicated(self) -> tuple[list[torch.Tensor], list[int]] | None:
-        """Parts that hybrid sharding replicates."""
-        groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
-        for model in self.models():
-            for parameters, ranks in sharding.peers(model):
-                groups.setdefault(tuple(ranks), []).extend(parameters)
-        if len(groups) != 1:
-            return None
-        ((peers, parameters),) = groups.items()
-        return parameters, list(peers)
 
     def read(self) -> dict[str, Any]:
         """The place in the data, schedulers, and the trainer's counters, as TorchTitan saves them."""

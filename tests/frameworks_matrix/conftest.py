@@ -1,6 +1,5 @@
 """One drill for every framework and mode: an unmodified script, undisturbed and disturbed, compared bit by bit."""
 
-import json
 import os
 import signal
 import sys
@@ -10,11 +9,17 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+import matrix
+
 from lmr.integrations.operate.cluster import Cluster
 from lmr.integrations.operate.final_state import differences, last_losses, newest_step
 from lmr.replay_tool.main import main as lmr_replay
 
-POLICY = "schema_version = 1\n[recovery]\npublish_ms = 100\n"
+FLIP = str(Path(__file__).parent / "shims" / "flip_a_bit.py")
+EQUAL = "bitwise equal"
+MAJORITY = "by majority"
+POLICY = "schema_version = 1\n[recovery]\npublish_ms = 100\n[replay.hang]\nfloor_ms = 6000\n"
 PATIENCE_S = 240.0
 """For one wait; frameworks take a while to start, and these machines are busy."""
 
@@ -24,6 +29,7 @@ class Job(Cluster):
 
     def __init__(self, folder: Path, command: list[str], **settings: Any) -> None:
         self.prefix = folder / "out"
+        self.lost: set[str] = set()
         super().__init__(folder, command, **settings)
 
     def step(self, rank: int = 0) -> int:
@@ -34,10 +40,22 @@ class Job(Cluster):
         """Loss of every step; the last entry of a repeated step counts."""
         return last_losses(Path(f"{self.prefix}.rank{rank}.jsonl"))
 
-    def trainer(self, node: str, rank: int) -> int:
+    def join(self, *nodes: str) -> None:
+        """Start these nodes and wait until all have joined."""
+        for node in nodes:
+            self.start(node)
+        wanted = len(self.agents)
+        self.wait_for(lambda: len(self.facts("node_joined")) >= wanted, f"{nodes} to join", PATIENCE_S)
+
+    def place(self, slot: int) -> str:
+        """The node in a slot, by the newest plan."""
+        (node,) = (a["node"] for a in self.plans()[-1]["assignments"] if a["slot"] == slot)
+        return str(node)
+
+    def trainer(self, rank: int) -> int:
         """The pid of a rank's trainer: the child of its supervisor, not one of the trainer's own children."""
-        children = Path(f"/proc/{self.workers(node)[rank]}/task/{self.workers(node)[rank]}/children").read_text()
-        return int(children.split()[0])
+        supervisor = self.workers(self.place(rank // self.nproc))[rank]
+        return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])
 
     def final(self, rank: int) -> Path:
         """What a rank saved at the end."""
@@ -57,8 +75,14 @@ class Job(Cluster):
         assert self.step() >= step, self.standing()
 
     def ended(self) -> bool:
-        """Whether an agent is gone."""
-        return any(agent.process.poll() is not None for agent in self.agents.values())
+        """Whether an agent is gone that was not lost."""
+        return any(one.process.poll() is not None for node, one in self.agents.items() if node not in self.lost)
+
+    def lose(self, slot: int) -> None:
+        """The machine in a slot is gone."""
+        node = self.place(slot)
+        self.lost.add(node)
+        self.kill_machine(node)
 
     def wait_resumed(self, generation: int) -> None:
         """Wait until a generation trains."""
@@ -68,9 +92,9 @@ class Job(Cluster):
             PATIENCE_S,
         )
 
-    def finish(self, *nodes: str) -> None:
-        """Wait until these agents have ended well."""
-        for node in nodes:
+    def finish(self) -> None:
+        """Wait until all agents that were not lost have ended well."""
+        for node in self.agents.keys() - self.lost:
             assert self.wait_exit(node, PATIENCE_S) == 0, self.standing()
 
 
@@ -100,40 +124,76 @@ def jobs(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 @pytest.fixture
 def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
-    """Runs a script undisturbed, then under us with a killed rank and a lost machine; returns the second for more."""
+    """Runs a script undisturbed, then under us and disturbed; returns the second for more.
+
+    A rank is killed, a machine is lost, and if asked for a rank's process is stopped or its parameters are corrupted,
+    each at its own time. `corrupt` says how that is found, `groups` which ranks are to compare their state.
+    """
 
     def run(
-        command: list[str], *, nproc: int = 1, steps: int = 60, lose: bool = True, environ: dict[str, str] | None = None
+        mode: str,
+        command: list[str],
+        *,
+        nodes: int = 2,
+        nproc: int = 1,
+        steps: int = 60,
+        lose: bool = True,
+        corrupt: str | None = None,
+        stop: bool = False,
+        groups: set[tuple[int, ...]] | None = None,
+        environ: dict[str, str] | None = None,
     ) -> Job:
         command = [*command, "--steps", str(steps), "--log-file", "{out}", "--final", "{out}"]
-        nodes = 2 if lose else 1
         settings: dict[str, Any] = {"environ": environ or {}}
         plain = jobs("plain", command, nodes="1", nproc=nproc * nodes, backend="c10d", **settings)
         plain.start("alone")
-        plain.finish("alone")
+        plain.finish()
 
-        paced = [*command, "--pace", "0.05"]
-        loop = jobs("loop", paced, nodes="2:3" if lose else "1", nproc=nproc, **settings)
-        names = ["node-1", "node-2", "node-3"][: 3 if lose else 1]
-        for node in names:
-            loop.start(node)
-            loop.wait_for(lambda: len(loop.facts("node_joined")) >= len(loop.agents), f"{node} to join", PATIENCE_S)
+        standbys = int(lose) + (corrupt is not None)
+        paced = [*command, "--pace", "0.1"]
+        if corrupt is not None:
+            fault = ["--rank", str(nproc), "--generation", "2", "--step", str(steps // 2 + 5)]
+            paced = [FLIP, *fault, "--when", "model" if corrupt == MAJORITY else "at-rest", *paced]
+        most = f"{nodes}:{nodes + standbys}" if standbys else str(nodes)
+        loop = jobs("loop", paced, nodes=most, nproc=nproc, **settings)
+        loop.join("node-1")  # holds the rendezvous
+        loop.join(*(f"node-{number}" for number in range(2, nodes + 1)))
+        loop.join(*(f"standby-{number}" for number in range(1, standbys + 1)))
         loop.train_until(steps // 4)
-        os.kill(loop.trainer(names[:2][-1], nproc * nodes - 1), signal.SIGKILL)
+        os.kill(loop.trainer(nproc * nodes - 1), signal.SIGKILL)
         loop.wait_resumed(1)
-        expected = ["start", "restart"]
+        causes, shown = ["start", "process_crash"], {"rank killed": EQUAL}
         if lose:
             loop.train_until(steps // 2)
-            loop.kill_machine("node-2")
-            expected.append("replace")
-        loop.finish(*(n for n in names if n != "node-2"))
+            loop.lose(nodes - 1)
+            causes.append("node_loss")
+            shown["machine lost"] = EQUAL
+            loop.wait_resumed(2)
+        if stop:
+            loop.train_until(steps * 3 // 4)
+            os.kill(loop.trainer(nproc), signal.SIGSTOP)
+            causes.append("hang")
+            shown["rank stopped"] = "named"
+            loop.wait_resumed(3)
+            (hung,) = loop.facts("rank_hung")
+            assert hung["ranks"] == [nproc], hung
+            assert hung["artifacts"], hung
+        if corrupt is not None:
+            causes.append("sdc")
+            shown["rank corrupted"] = corrupt
+        loop.finish()
         plans = loop.plans()
-        assert [p["action"] for p in plans] == expected, loop.standing()
+        assert [p["cause"]["kind"] for p in plans] == causes, loop.standing()
         complaints = [line for a in loop.agents.values() for line in a.text().splitlines() if "lmr: rank" in line]
         assert complaints == []
         assert all(p["checkpoint"]["step"] > 0 for p in plans[1:]), "state was lost: the run began again"
+        if corrupt is not None:
+            assert (plans[-1]["action"], plans[-1]["cause"]["ranks"]) == ("replace", [nproc]), plans[-1]
+        checked = {tuple(f["peers"]) for f in loop.facts("replay_checked") if f["recipe"] == "state_agreement"}
+        assert groups is None or checked == groups, checked
         compare(plain, loop, nproc * nodes)
-        record(loop)
+        trust = sorted({p["checkpoint"]["trust"] for p in plans[1:]})
+        matrix.note(mode, shown, trust=trust, resumed_at=[p["checkpoint"]["step"] for p in plans[1:]])
         return loop
 
     return run
@@ -147,20 +207,3 @@ def compare(plain: Job, loop: Job, world: int) -> None:
         odd = [s for s in expected if found[s] != expected[s]]
         assert not odd, f"rank {rank}: losses differ from step {odd[0]} on, plans {loop.plans()}"
         assert differences(plain.final(rank), loop.final(rank)) == [], f"rank {rank}"
-
-
-def record(loop: Job) -> None:
-    """Leave what was shown where the matrix in the documentation is made from, if somebody asked for it."""
-    where = os.environ.get("LMR_MATRIX")
-    if where:
-        test = os.environ["PYTEST_CURRENT_TEST"].split("::")[-1].split(" ")[0]
-        plans = loop.plans()
-        line = {
-            "test": test,
-            "python": ".".join(map(str, sys.version_info[:3])),
-            "resumed_at": [p["checkpoint"]["step"] for p in plans[1:]],
-            "actions": [p["action"] for p in plans],
-            "trust": [p["checkpoint"]["trust"] for p in plans[1:]],
-        }
-        with Path(where).open("a") as lines:
-            lines.write(json.dumps(line) + "\n")

@@ -39,6 +39,7 @@ RECIPES = {
     "megatron": Recipe(("megatron-core==0.16.1", "psutil")),
     # TorchTitan imports triton without declaring it; triton alone is one gigabyte.
     "torchtitan": Recipe(("torchtitan==0.2.2", "triton")),
+    "huggingface": Recipe(("transformers==5.24.0", "accelerate==1.15.0")),
 }
 
 TORCHRUN = """#!{python}
@@ -56,8 +57,8 @@ def interpreter(name: str) -> Path:
 def make(name: str) -> Path:
     """Make an environment unless it is there and complete; returns its interpreter."""
     recipe, python = RECIPES[name], interpreter(name)
-    stamp = FOLDER / name / ".installed"
-    if stamp.exists() and stamp.read_text() == repr(recipe):
+    stamp, content = FOLDER / name / ".installed", f"{recipe}\non {sysconfig.get_path('purelib')}\n"
+    if stamp.exists() and stamp.read_text() == content:
         return python
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(FOLDER / name)], check=True)
     lib = FOLDER / name / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
@@ -77,7 +78,7 @@ def make(name: str) -> Path:
         subprocess.run(
             [str(python), "-c", recipe.prepare], check=True, env={**os.environ, **recipe.environ}, stdout=sys.stderr
         )
-    stamp.write_text(repr(recipe))
+    stamp.write_text(content)
     return python
 
 

@@ -2,7 +2,9 @@
 
     python tests/frameworks_matrix/run.py [NAME ...]
 
-Appends what was shown to `.venv-frameworks/matrix.jsonl`, from which the table in docs/frameworks.md is kept.
+Environments are made one after the other while tests of others run; two suites run at a time, for a framework that
+starts keeps one core busy and then waits. Output of a suite is printed when it is complete. What was shown goes to
+`.venv-frameworks/matrix.jsonl`, from which `matrix.py` makes a table.
 """
 
 from __future__ import annotations
@@ -10,29 +12,61 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import environments
+import matrix
 
 OWN = ("contract", "native", "fifth")
 """What needs nothing but the project's own environment."""
+ORDER = ("native", "deepspeed", "megatron", "torchtitan", "huggingface", "fifth", "contract")
+"""What is ready first, then what takes longest."""
+LANES = 2
+
+
+def suite(name: str, ready: Future[Path] | None) -> bool:
+    """Run one framework's tests once its environment is there; whether they passed."""
+    python = Path(sys.executable) if ready is None else ready.result()
+    command = [str(python), "-m", "pytest", "--durations=10", str(Path(__file__).parent / f"test_{name}.py")]
+    began = time.monotonic()
+    done = subprocess.run(
+        command,
+        cwd=environments.ROOT,
+        env={**os.environ, "LMR_MATRIX": str(matrix.RECORD)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    verdict = "passed" if done.returncode == 0 else f"failed with exit code {done.returncode}"
+    print(f"{done.stdout}\n{name} {verdict} in {time.monotonic() - began:.0f} s", flush=True)
+    return done.returncode == 0
 
 
 def main() -> int:
-    """Run the native modes and each framework; the number of those that failed."""
-    here = Path(__file__).parent
-    wanted = sys.argv[1:] or [*OWN, *environments.RECIPES]
-    environ = {**os.environ, "LMR_MATRIX": str(environments.FOLDER / "matrix.jsonl")}
+    """Run the native modes and each framework; the number of suites that failed."""
+    wanted = sys.argv[1:] or [name for name in ORDER if name in OWN or name in environments.RECIPES]
     environments.FOLDER.mkdir(exist_ok=True)
-    failed = []
-    for name in wanted:
-        python = Path(sys.executable) if name in OWN else environments.make(name)
-        command = [str(python), "-m", "pytest", str(here / f"test_{name}.py")]
-        if subprocess.run(command, cwd=environments.ROOT, env=environ, check=False).returncode:
-            failed.append(name)
+    if not sys.argv[1:]:
+        matrix.RECORD.unlink(missing_ok=True)
+    with ThreadPoolExecutor(1) as makers, ThreadPoolExecutor(LANES) as lanes:
+        ready = {name: None if name in OWN else makers.submit(environments.make, name) for name in wanted}
+        running = {name: lanes.submit(suite, name, ready[name]) for name in wanted}
+        failed = [name for name, one in running.items() if not passed(name, one)]
     print("failed: " + ", ".join(failed) if failed else "all frameworks passed: " + ", ".join(wanted))
     return len(failed)
+
+
+def passed(name: str, one: Future[bool]) -> bool:
+    """Whether a suite passed; one whose environment cannot be made has failed."""
+    try:
+        return one.result()
+    except subprocess.CalledProcessError as error:
+        print(f"{name}: its environment could not be made: {error}", flush=True)
+        return False
 
 
 if __name__ == "__main__":

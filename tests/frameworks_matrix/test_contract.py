@@ -1,14 +1,20 @@
 """What holds for every adapter, without any framework: detection, versions, claims, attaching, parts of tensors."""
 
 import importlib
+import json
 import mmap
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+import matrix
+from modes import MODES
 
 from lmr.integrations.frameworks import adapter, import_hook, registry
 from lmr.integrations.frameworks.adapter import Framework, FrameworkConflict
@@ -67,7 +73,8 @@ def test_a_conflict_reaches_the_script_and_other_faults_do_not():
 @pytest.mark.parametrize("support", registry.SUPPORT.values(), ids=lambda s: s.name)
 def test_versions_are_judged(support):
     assert registry.judge(support, support.newest) is None
-    assert "newer than" in registry.judge(support, "99.0")
+    newer = f"{support.name} 99.0 is newer than {support.newest}, the newest tested; tested: {support.oldest}"
+    assert registry.judge(support, "99.0").startswith(newer)
     assert not registry.is_too_old(support, "99.0.dev1+cpu")
     assert "older than" in registry.judge(support, "0.1")
     assert registry.is_too_old(support, "0.1")
@@ -79,6 +86,16 @@ def test_detection_imports_no_framework_and_no_torch():
         "import_hook.install(); print(sorted({'torch', 'deepspeed', 'megatron', 'torchtitan'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout == "[]\n"
+
+
+def test_a_script_without_a_framework_pays_for_none():
+    """Torch is imported through the hook: no other adapter is loaded, and no import is looked at after that."""
+    code = (
+        "import sys; from lmr.integrations.frameworks import registry, import_hook; import_hook.install();"
+        "import torch; print(type(torch.__loader__).__name__, *set(registry.ADAPTERS.values()) & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+    assert found == "SourceFileLoader lmr.integrations.frameworks.pytorch\n"
 
 
 def test_adapters_of_others_are_named_in_the_environment(monkeypatch):
@@ -110,12 +127,35 @@ def test_an_adapter_attaches_once_its_module_has_run_and_python_m_still_works(tm
 
 
 def test_an_adapter_that_does_not_fit_its_framework_leaves_nothing_half_protected(monkeypatch, capsys):
+    """A version whose second hook is gone: the first one is taken off again, and the output names the tested range."""
     refused = []
     session = types.SimpleNamespace(mine=True, refuse_framework=refused.append)
     monkeypatch.setattr("lmr.integrations.frameworks.pytorch._session", session)
-    import_hook._attach("no.such.adapter")
-    assert "could not attach" in capsys.readouterr().err
-    assert refused == ["ModuleNotFoundError(\"No module named 'no'\")"]
+    monkeypatch.setattr(registry, "installed", lambda: {"DeepSpeed": "99.0"})
+
+    class Engine:
+        def initialize(self):
+            return "as it was"
+
+    initialize = Engine.initialize
+
+    def attach():
+        adapter.after(Engine, "initialize", lambda *_: None)
+        assert Engine.initialize is not initialize
+        adapter.after(Engine, "_take_model_step", lambda *_: None)
+
+    monkeypatch.setitem(sys.modules, "newer_adapter", types.SimpleNamespace(attach=attach))
+    import_hook._attach("deepspeed", "newer_adapter")
+    assert Engine.initialize is initialize
+    assert "could not attach, this worker runs unprotected" in capsys.readouterr().err
+    assert len(refused) == 1
+    assert refused[0].endswith("has no attribute '_take_model_step'\"); installed: DeepSpeed 99.0; tested: 0.19.8")
+
+
+def test_an_adapter_that_does_not_exist_is_said(monkeypatch, capsys):
+    monkeypatch.setattr("lmr.integrations.frameworks.pytorch._session", None)
+    import_hook._attach("spark", "no.such.adapter")
+    assert "no.such.adapter could not attach" in capsys.readouterr().err
 
 
 def test_a_loader_made_anew_takes_the_place_of_the_one_before():
@@ -172,6 +212,21 @@ def test_of_a_dtensor_the_local_part_travels_and_returns_as_a_dtensor(alone):
     assert torch.equal(target.full_tensor(), whole)
     with pytest.raises(ShardMismatch):
         reader.fresh("w", like=torch.zeros(4, 3))
+
+
+def test_every_mode_is_run_by_a_test():
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert [name for name in MODES if f'"{name}",' not in tests] == []
+
+
+def test_a_record_that_lacks_a_mode_makes_no_table(tmp_path):
+    record = tmp_path / "matrix.jsonl"
+    lines = [{"mode": name, "shown": {"rank killed": "yes"}, "version": "1"} for name in MODES]
+    record.write_text("\n".join(map(json.dumps, lines)))
+    assert matrix.parse(matrix.render(matrix.rows(record))) == matrix.rows(record)
+    record.write_text("\n".join(map(json.dumps, lines[1:])))
+    with pytest.raises(matrix.NotShown, match=next(iter(MODES))):
+        matrix.rows(record)
 
 
 def test_every_registered_adapter_offers_attach_and_its_hooks_exist():

@@ -1,6 +1,7 @@
 """The adapter printed in docs/adapters.md, word for word, on a framework it was written for."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,31 @@ def test_the_documented_adapter_works(drill, tmp_path):
     (tmp_path / "spark_lmr.py").write_text(code)
     path = os.pathsep.join([str(tmp_path), str(HERE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
     loop = drill(
+        "fifth",
         [str(HERE / "train_with_spark.py")],
         environ={"LM_RESILIENCY_ADAPTERS": "spark.trainer=spark_lmr", "PYTHONPATH": path},
     )
     assert loop.step() == 60
+
+
+def test_two_frameworks_in_one_process_end_with_one_clear_error(jobs, tmp_path):
+    """The script meets the error where it initialises the second one, and the run ends as for any error of a script."""
+    code = DOCUMENT.read_text().split("```python\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "spark_lmr.py").write_text(code)
+    (tmp_path / "flint_lmr.py").write_text(code.replace("spark", "flint").replace("Spark", "Flint"))
+    shutil.copytree(HERE / "spark", tmp_path / "flint")
+    script = tmp_path / "both.py"
+    script.write_text(
+        "import flint.trainer, spark.trainer, torch\n"
+        "spark.trainer.Trainer(torch.nn.Linear(1, 1))\n"
+        "flint.trainer.Trainer(torch.nn.Linear(1, 1))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(HERE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+    adapters = "spark.trainer=spark_lmr,flint.trainer=flint_lmr"
+    job = jobs("both", [str(script)], nodes="1", environ={"LM_RESILIENCY_ADAPTERS": adapters, "PYTHONPATH": path})
+    agent = job.start("node-1")
+    assert job.wait_exit("node-1", 240) == 1
+    said = {line for line in agent.text().splitlines() if "FrameworkConflict: Spark already trains" in line}
+    assert said, job.standing()
+    assert all("Flint cannot be protected beside it" in line for line in said)
+    assert [p["action"] for p in job.plans()] == ["start", "restart", "halt"]

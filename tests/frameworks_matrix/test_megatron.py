@@ -15,17 +15,37 @@ SCRIPT = str(Path(__file__).parents[2] / "docs" / "examples" / "megatron_gpt.py"
 SHIM = str(Path(__file__).parent / "shims" / "megatron_on_cpu.py")
 
 
+@pytest.mark.long
 def test_tensor_parallel(drill):
     """Two tensor-parallel ranks on two machines, with dropout from the random-state tracker."""
-    drill([SHIM, SCRIPT, "--tensor-parallel", "2"])
+    drill("megatron-tp", [SHIM, SCRIPT, "--tensor-parallel", "2"], stop=True)
 
 
+@pytest.mark.long
+def test_pipeline_parallel(drill):
+    """Two stages on two machines, four micro-batches a step through Megatron's own schedule."""
+    drill("megatron-pp", [SHIM, SCRIPT, "--pipeline-parallel", "2", "--micro-batches", "4"])
+
+
+@pytest.mark.long
+def test_tensor_and_data_parallel(drill):
+    """Two times two ranks: who has the same part of the model compares it, and nobody else."""
+    drill("megatron-tp-dp", [SHIM, SCRIPT, "--tensor-parallel", "2"], nproc=2, groups={(0, 2), (1, 3)})
+
+
+@pytest.mark.long
 def test_distributed_optimizer(drill):
     """Data parallel: each rank holds its shard of the optimizer's state."""
-    drill([SHIM, SCRIPT, "--distributed-optimizer"])
+    drill("megatron-sharded", [SHIM, SCRIPT, "--distributed-optimizer"])
+
+
+@pytest.mark.long
+def test_distributed_optimizer_in_bf16(drill):
+    """Master parameters and their moments are shards in 32 bits, the model is in 16."""
+    drill("megatron-bf16", [SHIM, SCRIPT, "--distributed-optimizer", "--bf16"])
 
 
 def test_data_parallel(drill):
-    """Replicated state: peers compare it."""
-    loop = drill([SHIM, SCRIPT])
+    """Replicated state on three ranks: peers compare it, and two outvote the one that is corrupted."""
+    loop = drill("megatron-dp", [SHIM, SCRIPT], nodes=3, corrupt="by majority")
     assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}

@@ -11,23 +11,30 @@ SCRIPT = str(Path(__file__).parents[2] / "docs" / "examples" / "pytorch_parallel
 
 def test_fully_sharded(drill):
     """FSDP2: each rank's part of parameters and optimizer state comes back from the other machine's memory."""
-    drill([SCRIPT, "--mode", "fsdp2"])
+    drill("fsdp2", [SCRIPT, "--mode", "fsdp2"])
+
+
+@pytest.mark.long
+def test_data_parallel(drill):
+    """DDP on three ranks: two outvote the one whose parameters are corrupted."""
+    loop = drill("ddp", [SCRIPT, "--mode", "ddp"], nodes=3, corrupt="by majority", groups={(0, 1, 2)})
+    assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}, loop.plans()
 
 
 @pytest.mark.long
 def test_hybrid_sharded(drill):
     """HSDP on 2 x 2 ranks: the replicas of a part are peers, and agree."""
-    loop = drill([SCRIPT, "--mode", "hsdp"], nproc=2)
+    loop = drill("hsdp", [SCRIPT, "--mode", "hsdp"], nproc=2, groups={(0, 2), (1, 3)})
     assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}, loop.plans()
 
 
 @pytest.mark.long
 def test_tensor_parallel(drill):
     """DTensor over two machines; no peers, so nothing to compare, but everything to restore."""
-    drill([SCRIPT, "--mode", "tp"])
+    drill("tp", [SCRIPT, "--mode", "tp"], stop=True)
 
 
 @pytest.mark.long
 def test_single_process(drill):
     """One rank without a process group, killed and restarted in place."""
-    drill([SCRIPT, "--mode", "single"], lose=False)
+    drill("single", [SCRIPT, "--mode", "single"], lose=False)

@@ -47,7 +47,7 @@ class TrainingState:
         collection = Collection()
         roots = self._objects.roots()
         framework = self._objects.framework
-        sections, peers = _sections(roots) if framework is None else _shared(framework.replicated())
+        sections, peers = _shared(replicas(roots) if framework is None else framework.replicated())
         names = _live_tensors(roots, self._objects)
         optimized = self._objects.optimized_ids()
         for name, tensor in names.items():
@@ -203,8 +203,8 @@ def _live_tensors(roots: list[nn.Module], objects: Objects) -> dict[str, torch.T
     return found
 
 
-def _sections(roots: list[nn.Module]) -> tuple[dict[int, Section], list[int] | None]:
-    """Which parameters data-parallel peers share, and who the peers are; several kinds of peers count as none."""
+def replicas(roots: list[nn.Module]) -> tuple[list[Any], list[int]] | None:
+    """Parameters that DDP or hybrid sharding keep equal, and on which ranks; several kinds of peers count as none."""
     groups: dict[tuple[int, ...], list[Any]] = {}
     for root in roots:
         wrapper = replicated(root)
@@ -215,9 +215,9 @@ def _sections(roots: list[nn.Module]) -> tuple[dict[int, Section], list[int] | N
         for shared, ranks in sharding.peers(root):
             groups.setdefault(tuple(ranks), []).extend(shared)
     if len(groups) != 1:
-        return {}, None
+        return None
     ((peers, parameters),) = groups.items()
-    return _shared((parameters, list(peers)))
+    return parameters, list(peers)
 
 
 def _shared(replicated: tuple[list[Any], list[int]] | None) -> tuple[dict[int, Section], list[int] | None]:

@@ -20,6 +20,7 @@ parser.add_argument("--pace", type=float, default=0.0)
 parser.add_argument("--log-file", dest="log", required=True)
 parser.add_argument("--final", required=True)
 parser.add_argument("--assets", required=True, help="folder with a tokenizer and a data set")
+parser.add_argument("--checkpoints", required=True, help="folder of TorchTitan's own checkpoints")
 args = parser.parse_args()
 
 torch.cpu.set_device = lambda device: None
@@ -54,6 +55,10 @@ def configuration():
             "--lr_scheduler.warmup_steps=4",
             "--optimizer.implementation=for-loop",
             "--debug.seed=7",
+            "--checkpoint.enable",
+            f"--job.dump_folder={args.checkpoints}",
+            "--checkpoint.interval=12",
+            "--checkpoint.keep_latest_k=0",
         ]
     )
 

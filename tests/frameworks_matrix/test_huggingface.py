@@ -1,0 +1,24 @@
+"""The Hugging Face Trainer. Runs in the environment `environments.py` makes; without transformers it is skipped."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.torchrun,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed here"),
+]
+
+SCRIPT = str(Path(__file__).parents[2] / "docs" / "examples" / "huggingface_trainer.py")
+
+
+def test_trainer(drill):
+    """DDP, two micro-batches a step, epochs that end within the run; the history of logs is the same, too.
+
+    A restarted script finds checkpoints of the Trainer's own, and asks for the newest: what was captured is newer.
+    """
+    own = ["--output", "{out}-checkpoints", "--save-every", "12"]
+    loop = drill("huggingface", [SCRIPT, "--accumulate", "2", *own], stop=True, groups={(0, 1)})
+    assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}
