@@ -58,6 +58,10 @@ class AgentLink:
             }
         )
 
+    def persisted(self, step: int, checkpoint_id: str) -> None:
+        """A durable checkpoint of the script is complete. Called on any thread."""
+        self._send({"kind": "persisted", "rank": self._context.rank, "step": step, "checkpoint_id": checkpoint_id})
+
     def degraded(self, what: str, why: str) -> None:
         """Protection is weaker than it should be; each thing is said once, here and in the worker's output."""
         if what in self._said:

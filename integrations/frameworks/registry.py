@@ -26,6 +26,7 @@ class Support:
 
 ADAPTERS: dict[str, str] = {
     "torch": "lmr.integrations.frameworks.pytorch",
+    "torch.distributed.checkpoint": "lmr.integrations.frameworks.pytorch.durable",
     "deepspeed": "lmr.integrations.frameworks.deepspeed",
     "megatron.core.optimizer": "lmr.integrations.frameworks.megatron",
     "torchtitan.components.checkpoint": "lmr.integrations.frameworks.torchtitan",

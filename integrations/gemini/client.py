@@ -8,6 +8,7 @@ captured {buffer, step, meta, peers} ->     the granted buffer holds a shard
                                     <-      grant ...
 restore {step}                      ->
                                     <-      shard {step, meta, bytes, tier, holder, slot} + memfd | restore_failed {why}
+                                            | durable {step, slot, tier, holder}: read the script's own checkpoint
 restored                            ->      the shard's memory is no longer read
 """
 
@@ -17,12 +18,15 @@ import mmap
 import os
 import select
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from lmr.integrations.gemini.errors import ShardMismatch, VaultUnavailable
 from lmr.integrations.gemini.shard import ShardMeta
 from lmr.integrations.torchrun import local_socket
+
+ReadDurable = Callable[[str], tuple[ShardMeta, mmap.mmap]]
 
 
 @dataclass
@@ -102,8 +106,13 @@ class VaultClient:
         self._awaiting = True
         self._send({"kind": "captured", "buffer": number, "step": step, "meta": meta.to_json(), "peers": peers})
 
-    def restore(self, step: int, wait_s: float) -> Restored:
+    def restore(self, step: int, wait_s: float, read_durable: ReadDurable | None = None) -> Restored:
         """Wait until all slots are ready and this rank's shard is here.
+
+        Args:
+            step: to restore.
+            wait_s: how long the vault's word is waited for.
+            read_durable: puts the shard together from a checkpoint of the script, when the plan names one.
 
         Raises:
             ShardMismatch: it will not come, and why.
@@ -116,6 +125,11 @@ class VaultClient:
                 raise ShardMismatch("timeout", f"step {step} was not handed out within {wait_s} s")
             self._hear()
         (message, fds), self._reply = self._reply, None
+        if message["kind"] == "durable" and read_durable is not None:
+            meta, memory = read_durable(str(message["holder"]))
+            return Restored(
+                meta, memory, int(message["step"]), int(message["slot"]), str(message["holder"]), str(message["tier"])
+            )
         if message["kind"] != "shard" or not fds:
             raise ShardMismatch(str(message.get("why", "missing")), f"the vault has no shard of step {step}")
         # Private: torch wants writable memory, and nobody may write to the vault's.

@@ -22,13 +22,13 @@ from torch import nn
 
 from lmr.integrations.frameworks.adapter import Framework, FrameworkConflict
 from lmr.integrations.frameworks.agent_link import AgentLink
-from lmr.integrations.frameworks.pytorch import ddp
+from lmr.integrations.frameworks.pytorch import ddp, durable
 from lmr.integrations.frameworks.pytorch.loaders import Iteration, Loaders, MakeIterator, Track, is_plain
 from lmr.integrations.frameworks.pytorch.objects import Objects, replicated
 from lmr.integrations.frameworks.pytorch.state import TrainingState
 from lmr.integrations.frameworks.pytorch.steps import Steps
 from lmr.integrations.frameworks.trainer_context import TrainerContext
-from lmr.integrations.gemini.capture import ShardReader, ShardWriter
+from lmr.integrations.gemini.capture import Collection, ShardReader, ShardWriter
 from lmr.integrations.gemini.client import Restored, VaultClient
 from lmr.integrations.gemini.errors import GeminiError, ShardMismatch, VaultUnavailable
 
@@ -125,6 +125,28 @@ class Session:
     def refuse_framework(self, why: str) -> None:
         """A framework no adapter fits was imported: nothing is captured, for half of its state would be."""
         self._stop_protecting("framework", why)
+
+    # Durable checkpoints ---------------------------------------------------------------------------------------
+
+    @property
+    def protects_durably(self) -> bool:
+        """Whether the script's own checkpoints are followed."""
+        return self._context.enable_checkpoint and bool(self._context.checkpoint.get("durable", True))
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return self._context.rank
+
+    def collect(self, step: int) -> tuple[Collection, bytes]:
+        """All state as it is now: its tensors, and everything else."""
+        collection, tree, _ = self._state.collect(step)
+        return collection, tree
+
+    def persisted(self, step: int, checkpoint_id: str) -> None:
+        """A checkpoint of the script is complete; the first rank's word counts, which is the last one to know."""
+        if self.rank == 0:
+            self._agent.persisted(step, checkpoint_id)
 
     # Boundaries ------------------------------------------------------------------------------------------------
 
@@ -241,10 +263,14 @@ class Session:
             try:
                 self._vault = self._connect()
                 wait_s = float(self._context.checkpoint.get("restore_wait_s", 900))
-                self._restored = self._vault.restore(self._context.resume_step, wait_s)
+                self._restored = self._vault.restore(
+                    self._context.resume_step, wait_s, lambda checkpoint: durable.read(checkpoint, self.rank)
+                )
                 self._reader = ShardReader(self._restored.memory, self._restored.meta)
                 if self._reader.tree["step"] != self._context.resume_step:
                     raise ShardMismatch("topology_mismatch", f"the shard is of step {self._reader.tree['step']}")
+            except durable.DurableUnreadable as error:
+                self._refuse(error.why, error.detail, error.checkpoint_id)
             except ShardMismatch as error:
                 self._refuse(error.why, error.detail)
             except VaultUnavailable as error:
@@ -273,15 +299,15 @@ class Session:
             if self._vault is not None:
                 self._vault.done_reading()
 
-    def _refuse(self, why: str, detail: str) -> NoReturn:
+    def _refuse(self, why: str, detail: str, checkpoint_id: str | None = None) -> NoReturn:
         """The agreed state cannot be had: say so and wait for the plan that names another; never train on."""
         context, restored = self._context, self._restored
         print(f"lmr: rank {context.rank} cannot restore step {context.resume_step}: {why}: {detail}", file=sys.stderr)
         self._agent.restore_failed(
             context.resume_step,
             context.slot if restored is None else restored.slot,
-            "" if restored is None else restored.holder,
-            "memory" if restored is None else restored.tier,
+            (checkpoint_id or "") if restored is None else restored.holder,
+            ("durable" if checkpoint_id else "memory") if restored is None else restored.tier,
             why,
         )
         while True:

@@ -20,6 +20,7 @@ parser.add_argument("--fail-at", type=int, default=None, help="every rank raises
 parser.add_argument("--poison-at", type=int, default=None, help="a trained parameter becomes NaN in the first life")
 parser.add_argument("--save", default=None, help="rank 0 saves the model to this file at --save-at, slowly at first")
 parser.add_argument("--save-at", type=int, default=None)
+parser.add_argument("--dcp", default=None, help="folder for a distributed checkpoint of the model every 20 steps")
 args = parser.parse_args()
 
 rank = int(os.environ["RANK"])
@@ -33,6 +34,12 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 spare = nn.Parameter(torch.zeros(64))
 if args.poison_at is not None:
     optimizer.add_param_group({"params": [spare]})
+
+if args.dcp is not None:
+    from torch.distributed import checkpoint
+
+    saving_group = dist.new_group(backend="gloo")
+    saved = None
 
 step = int(os.environ.get("LM_RESILIENCY_RESUME_STEP", "0"))
 log = Path(f"{args.out}.rank{rank}.jsonl").open("a", buffering=1)  # noqa: SIM115
@@ -59,6 +66,12 @@ for epoch in range(10_000):
         if step == args.poison_at and os.environ["LM_RESILIENCY_GENERATION"] == "0":
             with torch.no_grad():
                 spare[7] = float("nan")
+        if args.dcp is not None and step % 20 == 0:
+            if saved is not None:
+                saved.result()
+            saved = checkpoint.async_save(
+                {"model": model.module.state_dict()}, checkpoint_id=f"{args.dcp}/{step}", process_group=saving_group
+            )
         if step == args.save_at and rank == 0:
             begun = Path(f"{args.save}.begun")
             if not begun.exists():
@@ -68,6 +81,8 @@ for epoch in range(10_000):
         time.sleep(args.step_s)
     if step == args.steps:
         break
+if args.dcp is not None and saved is not None:
+    saved.result()
 total = sum(float(p.double().abs().sum()) for p in model.parameters())
 log.write(json.dumps({"finished": step, "total": total.hex()}) + "\n")
 dist.destroy_process_group()
