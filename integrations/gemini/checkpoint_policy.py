@@ -20,6 +20,17 @@ class CheckpointPolicy(BaseModel):
     replica_copies: int = Field(
         3, ge=2, le=8, description="steps of another slot that are held: retained, in flight, and the one before"
     )
+    standby_slots: int = Field(
+        4,
+        ge=0,
+        le=64,
+        description="slots whose state each standby holds besides, so that a replacement finds its shard at home",
+    )
+    memory_max_bytes: int | None = Field(
+        None,
+        ge=1024 * 1024,
+        description="the most memory one node's vault may take; null: what the machine or its control group can give",
+    )
     require_finite: bool = Field(
         True,
         description="a step whose trained state holds not-a-number or infinity is neither certified nor restored",
@@ -38,4 +49,25 @@ class CheckpointPolicy(BaseModel):
     )
     restore_wait_s: int = Field(
         900, ge=1, description="seconds a trainer waits until all ranks agree before it reports the restore as failed"
+    )
+    disk_folder: str | None = Field(
+        None, min_length=1, description="folder on each node's disk for older steps, which outlive the job; null: none"
+    )
+    disk_every_s: int = Field(
+        60, ge=0, description="least seconds between two steps that go to disk: bounds what it writes, and what is lost"
+    )
+    disk_keep: int = Field(
+        2, ge=2, le=64, description="steps kept on disk: one, and the one before while nodes still write the next"
+    )
+    durable: bool = Field(
+        True,
+        description="follow the script's torch.distributed.checkpoint saves: what they lack to restart the very step"
+        " goes along, and they are restored from when nothing else is left",
+    )
+    grace_s: int = Field(
+        10,
+        ge=0,
+        le=600,
+        description="most seconds a node that is told to end saves its state for; below what the scheduler waits before"
+        " it kills (Kubernetes and Slurm: 30)",
     )

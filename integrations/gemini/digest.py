@@ -2,18 +2,23 @@
 
 They guard against damage (a flipped bit, a torn or short transfer), not against an attacker: who may talk to a vault is
 settled by the run's secret. XXH3 reads memory about as fast as memory can be read, which lets every capture be checked.
+
+A shard's parts are digested in chunks, and a part's digest is that of its chunks' digests. So two shards can be
+compared chunk by chunk, and a transfer needs to carry only what the other side lacks.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import xxhash
 
 from lmr.integrations.gemini.shard import ShardMeta
 
-_CHUNK_BYTES = 8 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
+"""Each part is cut here from its beginning; a multiple of the page size."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class ShardDigest:
 
     shared: str
     own: str
+    chunks: tuple[str, ...] = field(default=(), compare=False, repr=False)
     nonfinite: str | None = field(default=None, compare=False)
 
     def to_json(self) -> list[str]:
@@ -29,17 +35,33 @@ class ShardDigest:
         return [self.shared, self.own]
 
 
-def of_bytes(memory: memoryview) -> str:
-    """Hex digest of one stretch of memory."""
-    state = xxhash.xxh3_128()
-    for at in range(0, len(memory), _CHUNK_BYTES):
-        state.update(memory[at : at + _CHUNK_BYTES])
-    return state.hexdigest()
+def chunk_spans(meta: ShardMeta) -> list[tuple[int, int]]:
+    """Where each chunk of a shard begins and ends; the shared part's come first, and no chunk crosses into the own."""
+    return [*_cut(0, meta.shared_bytes), *_cut(meta.shared_bytes, meta.total_bytes)]
+
+
+def _cut(start: int, end: int) -> list[tuple[int, int]]:
+    return [(at, min(at + CHUNK_BYTES, end)) for at in range(start, end, CHUNK_BYTES)]
+
+
+def of_chunk(memory: memoryview) -> str:
+    """Hex digest of one chunk."""
+    return xxhash.xxh3_128_hexdigest(memory)
+
+
+def of_chunks(chunks: Sequence[str], meta: ShardMeta) -> ShardDigest:
+    """The digests of a shard whose chunks have these."""
+    shared = -(-meta.shared_bytes // CHUNK_BYTES)
+    return ShardDigest(_of_list(chunks[:shared]), _of_list(chunks[shared:]), tuple(chunks))
+
+
+def _of_list(chunks: Sequence[str]) -> str:
+    return xxhash.xxh3_128_hexdigest("".join(chunks).encode())
 
 
 def of_shard(memory: memoryview, meta: ShardMeta) -> ShardDigest:
-    """Both digests of a rank's shard."""
-    return ShardDigest(of_bytes(memory[: meta.shared_bytes]), of_bytes(memory[meta.shared_bytes : meta.total_bytes]))
+    """All digests of a rank's shard."""
+    return of_chunks([of_chunk(memory[start:end]) for start, end in chunk_spans(meta)], meta)
 
 
 def of_slot(shards: dict[int, tuple[ShardMeta, ShardDigest]]) -> str:

@@ -19,6 +19,11 @@ class End:
     """How the run was closed; None when only this agent ends."""
 
     @property
+    def succeeded(self) -> bool:
+        """Whether the run is over because its work is done."""
+        return self.outcome is not None and self.outcome.startswith("succeeded")
+
+    @property
     def run_closed(self) -> bool:
         """Whether the run is over for everybody."""
         return self.outcome is not None

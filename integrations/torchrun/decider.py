@@ -34,7 +34,7 @@ from lmr.engine.events import (
 from lmr.engine.plan import Plan
 from lmr.engine.record import Record
 from lmr.integrations.scout.run_scout import Ask, RunScout
-from lmr.integrations.torchrun import admission
+from lmr.integrations.torchrun import admission, announcement
 from lmr.integrations.torchrun.admission import Refusal
 from lmr.integrations.torchrun.barrier import Barrier
 from lmr.integrations.torchrun.committer import Committed, Committer, Fact
@@ -98,6 +98,7 @@ class Decider:
         self._counter = 0
         self._roster = Roster()
         self._dispatch: Dispatch | None = None
+        self._history = ""
         self._sessions = Sessions()
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._barrier = Barrier(-1)
@@ -207,10 +208,11 @@ class Decider:
 
     def _take(self, record: Record) -> None:
         self._roster.fold(record)
+        self._history = self._history or record.hash
         match record.event.data:
             case PlanCommitted(plan=plan) if plan.action in MOVING:
-                replicas = self._config.worker_policy.checkpoint.replicas
-                self._dispatch = Dispatch(plan, _head(record), replicas)
+                policy = self._config.worker_policy.checkpoint
+                self._dispatch = Dispatch(plan, _head(record), policy.replicas, policy.standby_slots, self._history)
             case _:
                 pass
 
@@ -343,6 +345,7 @@ class Decider:
             world_size=world_size,
             replicas=self._replicas(),
             tell_active=self._tell_active,
+            tell_all=self._tell_all,
             publish=self._publish,
         )
 
@@ -371,6 +374,9 @@ class Decider:
         live = self._roster.live(session.node, session.incarnation)
         if self._retention is not None and generation == self._roster.generation and live:
             self._retention.progress(step, _monotonic_ms())
+
+    def _tell_all(self, kind: str, **values: Any) -> None:
+        self._sessions.tell(list(self._sessions), kind, **values)
 
     def _tell_active(self, kind: str, **values: Any) -> None:
         self._sessions.tell(self._roster.active(), kind, **values)
@@ -479,6 +485,10 @@ class Decider:
         if not self._roster.live(node, incarnation):
             joined: asyncio.Future[None] = self._loop.create_future()
             self._waiting.setdefault(node, []).append(joined)
+            reopened = self._dispatch is None
+            held = announcement.read(node, hello.get("held", []), reopened=reopened)
+            if reopened and self._roster.generation >= 0:  # the plan may follow the join
+                self._announce(node, held)
             self._publish(
                 NodeJoined(
                     node=node,
@@ -491,11 +501,17 @@ class Decider:
             )
             log.info("node_joined", node=node, address=hello["address"])
             await joined
+            if not reopened:
+                self._announce(node, held)
         session.heard = time.monotonic()
         session.send("welcome", run=self._config.run_id, outage=self._outage)
         if self._dispatch is not None:
             self._send_orders(session)
         return session
+
+    def _announce(self, node: str, held: list[Data]) -> None:
+        for fact in held:
+            self._publish(fact, source=node)
 
     async def _record_request(self, hello: dict[str, Any], channel: AsyncChannel) -> None:
         """An operator's fact: append it, answer when it is committed."""
@@ -546,6 +562,8 @@ class Decider:
             case "facts":
                 for event_id, envelope in message["facts"]:
                     self._take_fact(session, event_id, envelope)
+            case "leaving":
+                self._tell_active("save")
             case "arrived":
                 self._arrived(session, message)
             case "restorable":

@@ -275,7 +275,8 @@ class LmrHandler(RendezvousHandler):
         for number in LEAVE_SIGNALS:
             handler = signal.getsignal(number)
             if callable(handler) and not isinstance(handler, _Leaving):
-                signal.signal(number, _Leaving(runtime, handler))
+                patience_s = self._config.worker_policy.checkpoint.grace_s if number == signal.SIGTERM else 0
+                signal.signal(number, _Leaving(runtime, handler, patience_s))
 
     @contextlib.contextmanager
     def _signals_while_parked(self) -> Iterator[None]:
@@ -313,14 +314,16 @@ class _Leaving:
     Args:
         runtime: is told.
         then: the handler that was installed; it raises.
+        patience_s: how long the node's state is saved before.
     """
 
-    def __init__(self, runtime: NodeRuntime, then: Callable[[int, FrameType | None], Any]) -> None:
+    def __init__(self, runtime: NodeRuntime, then: Callable[[int, FrameType | None], Any], patience_s: float) -> None:
         self._runtime = runtime
+        self._patience_s = patience_s
         self._then = then
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        self._runtime.told_to_leave()
+        self._runtime.told_to_leave(self._patience_s)
         return self._then(number, frame)
 
 

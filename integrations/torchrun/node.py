@@ -7,6 +7,8 @@ sockets, the vault and (on the host) the decider live here, so that the agent's 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import hashlib
 import os
 import socket
@@ -20,7 +22,7 @@ from typing import Any, cast
 
 import structlog
 
-from lmr.engine.events import Data
+from lmr.engine.events import CheckpointPersisted, Data
 from lmr.integrations.scout.health.watch import HealthWatch, sources
 from lmr.integrations.scout.node_scout import NodeScout
 from lmr.integrations.torchrun import local_socket, warm
@@ -151,9 +153,22 @@ class NodeRuntime:
         for pid in more_pids:
             kill_group(pid)
 
-    def told_to_leave(self) -> None:
-        """The agent got a signal that ends it. Called from a signal handler: only schedules."""
-        self._loop.call_soon_threadsafe(self._told_to_leave)
+    def told_to_leave(self, patience_s: float) -> None:
+        """The agent got a signal that ends it. Called from a signal handler.
+
+        Args:
+            patience_s: how long saving the node's state may take before this returns; 0 or a second signal: not at all.
+        """
+        if self._leaving or patience_s <= 0 or self._current.mine is None:
+            self._loop.call_soon_threadsafe(self._told_to_leave)
+            return
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            self._do(self._save_and_leave(patience_s), patience_s + 1)
+
+    async def _save_and_leave(self, patience_s: float) -> None:
+        self._told_to_leave()
+        self._tell_run("leaving")
+        await self._vault.save(patience_s)
 
     def _told_to_leave(self) -> None:
         self._leaving = True
@@ -358,6 +373,7 @@ class NodeRuntime:
             "local_world_size": self._local_world_size,
             "policy": self._config.worker_policy.model_dump(mode="json"),
             "vault_port": self._vault.port,
+            "held": self._vault.held,
             "peer_port": self._peer_port,
         }
 
@@ -397,7 +413,7 @@ class NodeRuntime:
                 self._take_orders(Orders.from_wire(message))
             case "go":
                 self._set({"go": message})
-            case "replicate_to" | "load" | "pin" | "retain":
+            case "replicate_to" | "load" | "pin" | "retain" | "save":
                 self._vault.send(message.pop("kind"), **message)
             case "capture" if self._scout is not None:
                 self._scout.asked(message)
@@ -495,6 +511,9 @@ class NodeRuntime:
                 self._reports.stepped(message["step"])
             case "restore_failed" if mine is not None:
                 self._vault.restore_failed(message)
+            case "persisted":
+                told = {key: message[key] for key in ("generation", "step", "checkpoint_id")}
+                self._fact(CheckpointPersisted(**told))
             case "pulse_page" if self._scout is not None:
                 self._scout.trainer_said(message)
             case "degraded":
@@ -545,7 +564,10 @@ class NodeRuntime:
             self._link_task.cancel()
         if self._hosting is not None:
             await self._hosting.stop(reason, run_closed=run_closed)
-        self._vault.close()
+        end = self._current.end
+        waits = end is not None and not run_closed and end.exit_code != 0 and not self._leaving
+        # A run that lost its host goes on from the vaults it left; one that succeeded needs nothing any more.
+        self._vault.close(end_vault=not waits, forget=end is not None and end.succeeded)
         if self._workers is not None:
             self._workers.close()
         if self._warm is not None:

@@ -43,6 +43,8 @@ class Orders:
     """Address and peer port of others of the generation."""
     head: dict[str, Any] = field(default_factory=dict)
     """Seq and hash of the plan's record."""
+    history: str = ""
+    """Hash of the log's first record: tells this run's log from another of the same id."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -73,6 +75,7 @@ class Orders:
             replicate_to=tuple(told["replicate_to"]),
             peers=tuple((host, port) for host, port in told["peers"]),
             head=told["head"],
+            history=told["history"],
         )
 
 
@@ -83,10 +86,14 @@ class Dispatch:
         plan: the committed plan.
         head: seq and hash of its record.
         replicas: copies of each slot on other nodes.
+        standby_slots: slots whose state each standby holds besides.
+        history: hash of the log's first record.
     """
 
-    def __init__(self, plan: Plan, head: dict[str, Any], replicas: int) -> None:
+    def __init__(self, plan: Plan, head: dict[str, Any], replicas: int, standby_slots: int, history: str) -> None:
         self.plan = plan
+        self._standby_slots = standby_slots
+        self._history = history
         self._head = head
         self._replicas = replicas
         self._ring = sorted(plan.assignments, key=lambda a: a.slot)
@@ -115,6 +122,7 @@ class Dispatch:
             replicate_to=self.replicate_to(node, live),
             peers=tuple((p.address, p.peer_port) for p in _first(self._others(mine, live), FENCE_PEERS)),
             head=self._head,
+            history=self._history,
         )
 
     def _source(self, mine: Assignment | None, live: dict[str, Any]) -> dict[str, Any] | None:
@@ -136,21 +144,42 @@ class Dispatch:
                 yield node
 
     def replicate_to(self, node: Reachable, live: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-        """Vaults that get copies of the node's slot: the next slots' first, then standbys; other failure domains first.
+        """Vaults that get copies of the node's slot: those of the next slots, and a standby's.
 
-        The same nodes give the same placement, whoever computes it.
+        Copies go to failure domains that have none yet, as far as there are others. Standbys share the slots out among
+        themselves, so that a replacement finds its shard at home. The same nodes give the same placement, whoever
+        computes it.
         """
         mine = self.assignment(node.node, node.incarnation)
         if mine is None or not self._replicas:
             return ()
-        ring = [
-            p for p in _first(self._others(mine, live), 4 * self._replicas + FENCE_PEERS) if p.vault_port is not None
-        ]
-        chosen = sorted(ring, key=lambda p: _same_domain(p, node))[: self._replicas]
-        if len(chosen) < self._replicas:
-            spare = sorted(n for n in live if n not in self._place and live[n].vault_port is not None)
-            chosen += [live[name] for name in spare[: self._replicas - len(chosen)]]
+        near = _first(self._others(mine, live), 4 * self._replicas + FENCE_PEERS)
+        ring = [peer for peer in near if peer.vault_port is not None]
+        standbys = [live[n] for n in sorted(live) if n not in self._place and live[n].vault_port is not None]
+        chosen = _spread(node, ring, self._replicas)
+        home = self._home(mine.slot, standbys)
+        if home is not None:
+            chosen.append(home)
+        spare = [peer for peer in standbys if peer not in chosen]
+        chosen += spare[: max(0, self._replicas - len(chosen))]
         return tuple({"node": p.node, "host": p.address, "port": p.vault_port} for p in chosen)
+
+    def _home(self, slot: int, standbys: list[Any]) -> Any | None:
+        """The standby that holds a slot's state besides; None when there are more slots than standbys may hold."""
+        if not standbys or slot // len(standbys) >= self._standby_slots:
+            return None
+        return standbys[slot % len(standbys)]
+
+
+def _spread(node: Reachable, ring: list[Any], count: int) -> list[Any]:
+    """So many of the ring, each from a failure domain that has no copy yet, as far as there is one."""
+    chosen: list[Any] = []
+    left = list(ring)
+    while left and len(chosen) < count:
+        best = min(left, key=lambda peer: sum(_same_domain(peer, other) for other in [node, *chosen]))
+        chosen.append(best)
+        left.remove(best)
+    return chosen
 
 
 def _same_domain(one: Reachable, other: Reachable) -> bool:

@@ -26,6 +26,7 @@ class Pacer:
         checked: whether a verdict on the step is awaited.
         publish_ms: least time between two pins.
         restored: the step this generation began with; kept until a newer one is as safe.
+        spill_ms: least time between two steps that go to disk; None: none does.
     """
 
     slots: int
@@ -34,12 +35,15 @@ class Pacer:
     checked: bool
     publish_ms: int
     restored: int
+    spill_ms: int | None = None
     pinned: int | None = None
     newest: int = 0
     certified: int | None = None
     complete: int | None = None
     _lead: int = LEAD_FIRST
     _pinned_at_ms: int = 0
+    _spilled: int = 0
+    _spilled_at_ms: int | None = None
     _captured: set[int] = field(default_factory=set)
     _replicated: dict[int, set[str]] = field(default_factory=dict)
     _verdict: str | None = None
@@ -99,3 +103,13 @@ class Pacer:
         if (self.certified is None and self.checked) or self.complete is None:
             kept.add(self.restored)
         return sorted(step for step in kept if step is not None)
+
+    def spill(self, now_ms: int) -> int | None:
+        """The retained step that goes to disk now, on every node the same; None when it is not time, or none is new."""
+        step = self.certified if self.checked else self.complete
+        if self.spill_ms is None or step is None or step <= self._spilled:
+            return None
+        if self._spilled_at_ms is not None and now_ms - self._spilled_at_ms < self.spill_ms:
+            return None
+        self._spilled, self._spilled_at_ms = step, now_ms
+        return step

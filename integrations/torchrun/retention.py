@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ class Retention:
         world_size: its ranks.
         replicas: copies of a slot there can be now.
         tell_active: sends every active node one message.
+        tell_all: sends every node one message, standbys too, which hold replicas.
         publish: appends one fact of the decider.
     """
 
@@ -37,11 +39,13 @@ class Retention:
         world_size: int,
         replicas: int,
         tell_active: Callable[..., None],
+        tell_all: Callable[..., None],
         publish: Callable[[Data], None],
     ) -> None:
         self._generation = generation
         self._compare = policy.replay.compare_state
         self._tell_active = tell_active
+        self._tell_all = tell_all
         self._publish = publish
         finite_checked = policy.checkpoint.require_finite
         self._agreement = Agreement(world_size, finite_checked=finite_checked)
@@ -55,6 +59,7 @@ class Retention:
             checked=policy.enable_detection and (finite_checked or (self._compare and world_size > 1)),
             publish_ms=policy.recovery.publish_ms,
             restored=restored,
+            spill_ms=policy.checkpoint.disk_every_s * 1000 if policy.checkpoint.disk_folder is not None else None,
         )
 
     def can_replicate(self, replicas: int) -> None:
@@ -80,7 +85,8 @@ class Retention:
 
     def _settled(self, done: bool) -> None:
         if done:
-            self._tell_active("retain", generation=self._generation, steps=self._pacer.retained())
+            spill = self._pacer.spill(time.monotonic_ns() // 1_000_000)
+            self._tell_all("retain", generation=self._generation, steps=self._pacer.retained(), spill=spill)
 
     def digests(self, step: int, told: dict[str, dict[str, Any]]) -> None:
         """What one node's ranks have for the state that peers share: by rank `{"digest", "peers", "finite"}`."""

@@ -108,11 +108,11 @@ class VaultLink:
         if self._peer is not None:
             self._peer.send(kind, **values)
 
-    def close(self, *, end_vault: bool) -> None:
-        """Let go of the vault; `end_vault` makes it exit and its memory vanish."""
+    def close(self, *, end_vault: bool, forget: bool) -> None:
+        """Let go of the vault; `end_vault` makes it exit and its memory vanish, `forget` also what it has on disk."""
         self._closing = True
         if end_vault:
-            self.send("close")
+            self.send("close", forget=forget)
         if self._peer is not None:
             self._peer.close()
         if self._process is not None and end_vault:

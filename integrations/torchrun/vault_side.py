@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import structlog
 
-from lmr.engine.events import CheckpointCaptured, CheckpointDropped, CheckpointReplicated, Data, RestoreFailed
+from lmr.engine.events import (
+    CheckpointCaptured,
+    CheckpointDropped,
+    CheckpointFlushed,
+    CheckpointReplicated,
+    Data,
+    RestoreFailed,
+)
 from lmr.engine.plan import Assignment
 from lmr.integrations.torchrun.orders import Orders
 from lmr.integrations.torchrun.vault_link import VaultLink
 
 log = structlog.get_logger("lmr.vault_side")
 
+STOCK_S = 120.0
+"""How long a joining agent waits for a vault it adopted to measure what it holds."""
 FLUSH_S = 0.2
 """How long an exit waits for the vault to publish what it holds; the engine settles longer than this."""
 
@@ -48,14 +57,38 @@ class VaultSide:
         self._spawn = spawn
         self._link: VaultLink | None = None
         self._orders: Orders | None = None
-        self._copies: dict[tuple[int, int, int], str] = {}
+        self._copies: set[tuple[int, int, int, str]] = set()
         self._flushed = asyncio.Event()
+        self._saved: asyncio.Future[dict[str, Any]] | None = None
+        self._stock: asyncio.Future[list[dict[str, Any]]] | None = None
+        self.held: list[dict[str, Any]] = []
+        """Facts about what the vault held when this agent came, for the run it joins."""
 
     async def start(self, socket_name: str, environ: dict[str, str]) -> None:
         """Adopt or start the vault."""
         self._link = VaultLink(socket_name, environ, self._said, self._lost)
-        if not await self._link.start():
+        if not await self._start():
             log.error("unprotected", why="no vault: training state is not kept on this node")
+            return
+        self.held = await self._take_stock()
+
+    async def _start(self) -> bool:
+        assert self._link is not None
+        self._stock = asyncio.get_running_loop().create_future()
+        return await self._link.start()
+
+    async def _take_stock(self) -> list[dict[str, Any]]:
+        assert self._stock is not None
+        try:
+            held = await asyncio.wait_for(self._stock, STOCK_S)
+        except asyncio.TimeoutError:
+            log.error("vault_slow_to_take_stock", waited_s=STOCK_S, why="what it holds is not used")
+            return []
+        for fact in held:
+            self._note(fact["kind"], fact["data"])
+        if held:
+            log.info("vault_holds", copies=len(held), steps=sorted({fact["data"]["step"] for fact in held}))
+        return held
 
     @property
     def socket_name(self) -> str:
@@ -72,10 +105,26 @@ class VaultSide:
         if self._link is not None:
             self._link.send(kind, **values)
 
-    def close(self) -> None:
-        """End the vault; its memory vanishes."""
+    async def save(self, patience_s: float) -> None:
+        """This node is about to end: have its vault save what it holds, and say what was saved."""
+        if self._link is None or not self._link.up or patience_s <= 0:
+            return
+        self._saved = asyncio.get_running_loop().create_future()
+        self._link.send("save")
+        try:
+            saved = await asyncio.wait_for(self._saved, patience_s)
+        except asyncio.TimeoutError:
+            log.error("not_all_saved", waited_s=patience_s, why="checkpoint.grace_s is over")
+        else:
+            log.info("saved", on_disk=saved["disk"], in_memory=saved["memory"])
+
+    def close(self, *, end_vault: bool, forget: bool = False) -> None:
+        """Let go of the vault; `end_vault` makes its memory vanish, else it waits for the node's next agent.
+
+        One that holds nothing has nothing to wait with. With `forget` its copies on disk are deleted.
+        """
         if self._link is not None:
-            self._link.close(end_vault=True)
+            self._link.close(end_vault=end_vault or not self._copies, forget=forget)
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
@@ -87,6 +136,7 @@ class VaultSide:
         self.send(
             "generation",
             generation=orders.generation,
+            history=orders.history,
             slot=orders.mine.slot if orders.mine is not None else None,
             ranks=list(orders.ranks),
             replicate_to=list(orders.replicate_to),
@@ -141,37 +191,72 @@ class VaultSide:
                 self.restore_failed(message)
             case "flushed":
                 self._flushed.set()
-            case _:
-                pass
+            case "saved":
+                if self._saved is not None and not self._saved.done():
+                    self._saved.set_result(message)
+            case "held":
+                if self._stock is not None and not self._stock.done():
+                    self._stock.set_result(message["copies"])
+            case "memory":
+                log.info("memory_bound", bound_bytes=message["bound_bytes"], limit_bytes=message["limit_bytes"])
+            case "degraded":
+                log.error("protection_degraded", what=message["what"], why=message["why"])
+            case unknown:
+                log.warning("vault_said_something_unknown", kind=unknown)
 
     def _take_fact(self, kind: str, data: dict[str, Any]) -> None:
+        fact = self._note(kind, data)
+        if fact is None:
+            log.error("vault_fact_refused", type=kind)
+        else:
+            self._fact(fact)
+
+    def _note(self, kind: str, data: dict[str, Any]) -> Data | None:
+        """Remember what the vault holds; None for a fact that is not the vault's to tell."""
         match kind:
             case "checkpoint_captured":
                 captured = CheckpointCaptured.model_validate(data)
-                self._copies[(captured.generation, captured.step, captured.slot)] = "memory"
-                self._fact(captured)
+                self._copies.add((captured.generation, captured.step, captured.slot, "memory"))
+                return captured
             case "checkpoint_replicated":
                 copy = CheckpointReplicated.model_validate(data)
-                self._copies[(copy.generation, copy.step, copy.slot)] = "replica"
-                self._fact(copy)
+                self._copies.add((copy.generation, copy.step, copy.slot, "replica"))
+                return copy
+            case "checkpoint_flushed":
+                stored = CheckpointFlushed.model_validate(data)
+                self._copies.add((stored.generation, stored.step, stored.slot, "disk"))
+                return stored
             case "checkpoint_dropped":
                 dropped = CheckpointDropped.model_validate(data)
-                self._copies.pop((dropped.generation, dropped.step, dropped.slot), None)
-                self._fact(dropped)
+                self._copies.discard((dropped.generation, dropped.step, dropped.slot, dropped.tier))
+                return dropped
             case _:
-                log.error("vault_fact_refused", type=kind)
+                return None
 
     def _lost(self) -> None:
-        """The vault died: its copies are gone, and the log must know it."""
-        for (generation, step, slot), tier in sorted(self._copies.items()):
-            dropped = CheckpointDropped(
-                generation=generation, step=step, slot=slot, holder=self._node, tier=tier, why="vault_lost"
-            )
-            self._fact(dropped)
-        self._copies.clear()
+        """The vault died: what it had in memory is gone, and the log must know it. What is on disk stays."""
+        self._forget([copy for copy in self._copies if copy[3] != "disk"], "vault_lost")
         log.error("unprotected", why="the vault of this node died; its copies are gone until the next generation")
         self._spawn(self._restart())
 
+    def _forget(self, copies: Iterable[tuple[int, int, int, str]], why: str) -> None:
+        for generation, step, slot, tier in sorted(copies):
+            self._copies.discard((generation, step, slot, tier))
+            dropped = CheckpointDropped(
+                generation=generation, step=step, slot=slot, holder=self._node, tier=tier, why=why
+            )
+            self._fact(dropped)
+
     async def _restart(self) -> None:
-        if self._link is not None and await self._link.start() and self._orders is not None:
+        if self._link is None or not await self._start():
+            return
+        before = set(self._copies)
+        await self._take_stock()
+        self._forget(before - self._stocked(), "missing")
+        if self._orders is not None:
             self.take(self._orders)
+
+    def _stocked(self) -> set[tuple[int, int, int, str]]:
+        assert self._stock is not None
+        held = self._stock.result() if self._stock.done() and not self._stock.cancelled() else []
+        return {(f["data"]["generation"], f["data"]["step"], f["data"]["slot"], "disk") for f in held}

@@ -6,64 +6,16 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from node_double import NodeDouble
 from plain_trainer import PlainTrainer, content, vault_memory
+from vault_story import MakeNode, captured_pair, damage_one_byte, wait_until
 
 from lmr.integrations.gemini.errors import ShardMismatch
 from lmr.integrations.gemini.shard import Layout, Wanted
 from lmr.integrations.torchrun import local_socket
-
-MakeNode = Callable[..., NodeDouble]
-
-
-@pytest.fixture
-def make_node(tmp_path: Path) -> Iterator[MakeNode]:
-    nodes: list[NodeDouble] = []
-
-    def make(**checkpoint: Any) -> NodeDouble:
-        node = NodeDouble(f"node-{len(nodes)}", tmp_path, {"checkpoint": checkpoint})
-        nodes.append(node)
-        node.adopt()
-        return node
-
-    yield make
-    for node in nodes:
-        node.close()
-
-
-def wait_until(true: Callable[[], Any], what: str, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
-def captured_pair(node: NodeDouble, step: int, generation: int = 0) -> list[PlainTrainer]:
-    """Both ranks of slot 0 capture one pinned step."""
-    trainers = [PlainTrainer(node.vault_socket, rank, generation) for rank in (0, 1)]
-    node.tell({"kind": "pin", "step": step})
-    for trainer in trainers:
-        assert trainer.capture(step)
-    node.wait_fact("checkpoint_captured", step=step, generation=generation)
-    return trainers
-
-
-def damage_one_byte(node: NodeDouble, rank: int, step: int) -> None:
-    """Flip one byte of a rank's shard where the vault keeps it."""
-    wanted = content(rank, step, 64 * 1024, 32 * 1024)
-    for path in vault_memory(node.vault.pid):
-        with Path(path).open("r+b") as memory:
-            if memory.read(len(wanted)) == wanted:
-                memory.seek(1000)
-                memory.write(bytes([wanted[1000] ^ 1]))
-                return
-    raise AssertionError("the shard is not in the vault's memory")
-
 
 # What is published -------------------------------------------------------------------------------------------------
 
@@ -171,8 +123,8 @@ def test_a_trainer_without_a_free_buffer_is_told_and_goes_on(make_node: MakeNode
     node = make_node(buffers=3)
     node.enter(0, 0, [0])
     trainer = PlainTrainer(node.vault_socket, 0)
-    for step in (1, 2, 3):
-        node.tell({"kind": "pin", "step": step})
+    node.tell({"kind": "retain", "steps": [1, 2]})
+    node.tell({"kind": "pin", "step": 3})
     took = [trainer.capture(step, patience_s=1.0) for step in (1, 2, 3)]
     assert took == [True, True, True]
     began = time.monotonic()
@@ -354,6 +306,19 @@ def test_a_restored_step_is_replicated_again_to_a_node_that_lacks_it(make_node: 
     newcomer.enter(1, None, [], step=7)
     owner.enter(1, 0, [0, 1], step=7, replicate_to=[newcomer])
     newcomer.wait_fact("checkpoint_replicated", step=7, slot=0, generation=0)
+
+
+def test_a_kept_step_is_replicated_to_a_node_that_comes_later(make_node: MakeNode) -> None:
+    owner, first, second = make_node(), make_node(), make_node()
+    first.enter(0, None, [])
+    second.enter(0, None, [])
+    owner.enter(0, 0, [0, 1], replicate_to=[first])
+    captured_pair(owner, 7)
+    first.wait_fact("checkpoint_replicated", step=7)
+    owner.tell({"kind": "retain", "steps": [7]})
+    peers = [{"node": node.name, "host": "127.0.0.1", "port": node.port} for node in (first, second)]
+    owner.tell({"kind": "replicate_to", "replicate_to": peers})
+    second.wait_fact("checkpoint_replicated", step=7, slot=0)
 
 
 def test_replication_that_cannot_work_is_said_and_training_goes_on(make_node: MakeNode) -> None:

@@ -150,6 +150,19 @@ class Job(Cluster):
                 found.setdefault(entry["pid"], []).append(entry["beat"])
         return found
 
+    def assert_same_as(self, other: "Job") -> None:
+        """Every loss and the final parameters of every rank equal another run's, bit by bit."""
+        for rank in range(int(self.nodes.split(":")[0]) * self.nproc):
+            assert self.losses(rank) == other.losses(rank), f"rank {rank}\n{self.standing()}"
+            assert self.entries(rank)[-1] == other.entries(rank)[-1], f"rank {rank}\n{self.standing()}"
+
+    def vault(self, node: str) -> int:
+        """Pid of a node's vault."""
+        for pid in self.processes(node):
+            if b"lmr.integrations.gemini.vault" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        raise AssertionError(f"{node} has no vault\n{self.standing()}")
+
     def assert_one_writer(self) -> None:
         """No two processes of one rank were at work at the same time."""
         for rank in range(int(self.nodes.split(":")[0]) * self.nproc):
@@ -204,6 +217,38 @@ def waiting(job: Callable[..., Job]) -> Callable[..., Job]:
         return job(*arguments, script=WAITING, **settings)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def module_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
+    """As `job`, for jobs that several tests of a module look at."""
+    with job_factory(tmp_path_factory.mktemp("module")) as make:
+        yield make
+
+
+PAIR_STEPS = 160
+
+
+@pytest.fixture
+def pair(job: Callable[..., Job]) -> Callable[..., Job]:
+    """Makes jobs that train on two nodes, one rank a node; no others unless `nodes` says so."""
+
+    def make(*arguments: str, **settings: Any) -> Job:
+        settings.setdefault("nodes", "2:2")
+        return job("--steps", str(PAIR_STEPS), *arguments, nproc=1, **settings)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def undisturbed(module_job: Callable[..., Job]) -> Job:
+    """The run of a `pair` that nothing happened to."""
+    plain = module_job(
+        "--steps", str(PAIR_STEPS), "--step-s", "0", name="plain", nproc=2, nodes="1", backend="c10d", policy=""
+    )
+    plain.start("alone")
+    assert plain.wait_exit("alone", 120) == 0, plain.standing()
+    return plain
 
 
 @pytest.fixture(scope="module")

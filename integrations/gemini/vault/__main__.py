@@ -20,14 +20,17 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     env = os.environ
     policy = json.loads(env.get("LMR_WORKER_POLICY") or "{}")
-    Service(
+    service = Service(
         node=env["LMR_NODE"],
         run=env["LMR_RUN"],
         secret=bytes.fromhex(env["LMR_SECRET"]),
         socket_name=env["LMR_VAULT_SOCKET"],
         host=env.get("LMR_VAULT_HOST", ""),
         policy=CheckpointPolicy.model_validate(policy.get("checkpoint", {})),
-    ).run()
+    )
+    # A scheduler that ends a job tells all its processes; the agent, which was told too, says when it is done with us.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: service.told_to_end())
+    service.run()
     # Threads may sit in a transfer; what they hold is memory of this process only.
     os._exit(0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lmr.integrations.gemini.vault.copies import Copy
-from lmr.integrations.gemini.vault.memory import Buffer
+from lmr.integrations.gemini.vault.memory import Buffer, page_aligned
 
 _SLACK_BYTES = 64 * 1024
 
@@ -19,7 +19,7 @@ class Arena:
     """
 
     def __init__(self, count: int, number: Callable[[], int]) -> None:
-        self._count = count
+        self._count = self._allowed = count
         self._number = number
         self._free: list[Buffer] = []
         self._holding: dict[int, Buffer] = {}
@@ -36,11 +36,24 @@ class Arena:
         """Whether a buffer can be granted without dropping anything or taking more memory."""
         return any(buffer.busy == 0 for buffer in self._free)
 
+    @property
+    def taken_bytes(self) -> int:
+        """Memory of all buffers."""
+        granted = [self.granted] if self.granted is not None else []
+        return sum(buffer.capacity_bytes for buffer in [*self._free, *self._holding.values(), *granted])
+
+    def capacity_for(self, needed_bytes: int) -> int:
+        """The size a buffer would have: some slack is added, and it never shrinks."""
+        if needed_bytes <= self.capacity_bytes:
+            return self.capacity_bytes
+        return page_aligned(needed_bytes + needed_bytes // 16 + _SLACK_BYTES)
+
     def resize(self, needed_bytes: int) -> None:
-        """From here on grant buffers of at least this size (some slack is added); smaller free ones are given back."""
+        """From here on grant buffers of at least this size; smaller free ones are given back."""
+        self._count = self._allowed
         if needed_bytes <= self.capacity_bytes:
             return
-        self.capacity_bytes = needed_bytes + needed_bytes // 16 + _SLACK_BYTES
+        self.capacity_bytes = self.capacity_for(needed_bytes)
         self.take_back()
         for buffer in self._free:
             buffer.discard()
@@ -89,7 +102,7 @@ class Arena:
             self.granted = None
 
     def close(self) -> None:
-        """Give back everything that holds no shard."""
+        """Give back everything that holds no shard, and grant nothing until `resize`."""
         self.take_back()
         for buffer in self._free:
             buffer.discard()

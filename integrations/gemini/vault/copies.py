@@ -58,6 +58,10 @@ class Copy:
         """What the copy is called in facts of this node."""
         return "memory" if self.own else "replica"
 
+    def memories(self) -> dict[int, memoryview]:
+        """Each rank's bytes."""
+        return {rank: shard.buffer.memory[: shard.meta.total_bytes] for rank, shard in self.shards.items()}
+
     def hold(self) -> None:
         """Nobody may reuse the memory until `let_go`."""
         for shard in self.shards.values():

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from lmr.integrations.gemini.checkpoint_policy import CheckpointPolicy
 from lmr.integrations.gemini.digest import ShardDigest
 from lmr.integrations.gemini.shard import ShardMeta
 from lmr.integrations.gemini.vault.arena import Arena, least_needed
+from lmr.integrations.gemini.vault.arrivals import Arrivals
+from lmr.integrations.gemini.vault.budget import Budget, compute
 from lmr.integrations.gemini.vault.copies import Copy, Key, Shard
+from lmr.integrations.gemini.vault.disk import DiskTier
 from lmr.integrations.gemini.vault.hasher import Hasher
-from lmr.integrations.gemini.vault.memory import Buffer
+from lmr.integrations.gemini.vault.memory import Buffer, available_bytes
 from lmr.integrations.gemini.vault.transfer import CopyHeader
 
-Fact = Callable[[str, dict[str, Any]], None]
+
+class TellFact(Protocol):
+    """Tells the agent a fact."""
+
+    def __call__(self, kind: str, data: dict[str, Any]) -> None:
+        """Say it."""
 
 
 class Room:
@@ -41,7 +49,7 @@ class Room:
         run: str,
         policy: CheckpointPolicy,
         hasher: Hasher,
-        fact: Fact,
+        fact: TellFact,
         measured: Callable[[Copy], None],
         wanted: Callable[[Copy], None],
         freed: Callable[[], None],
@@ -54,39 +62,99 @@ class Room:
         self._measured = measured
         self._wanted = wanted
         self._freed = freed
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
+        """Each buffer of this vault gets the next one."""
         self.copies: dict[Key, Copy] = {}
         self.arenas: dict[int, Arena] = {}
         self.generation = -1
         self.slot: int | None = None
         self.ranks: tuple[int, ...] = ()
         self.restored_step = 0
+        self.disk: DiskTier | None = None
+        self._history: str | None = None
+        self._budget: Budget | None = None
+        self.arrivals = Arrivals(self, run)
         self._pinned: set[int] = set()
         self._retained: set[int] = set()
         self._flushing: set[Key] | None = None
-        self._flushed: Callable[[], None] | None = None
+        self._flushed: list[Callable[[], None]] = []
 
     # Membership ------------------------------------------------------------------------------------------------
 
-    def enter(self, generation: int, slot: int | None, ranks: Iterable[int], restored_step: int) -> None:
-        """A new generation begins from `restored_step`: what older ones captured above it never happened."""
+    def enter(self, generation: int, slot: int | None, ranks: Iterable[int], restored_step: int, history: str) -> None:
+        """A new generation begins from `restored_step`: what older ones captured above it never happened.
+
+        Args:
+            generation: its number.
+            slot: of this node; None when it stands by.
+            ranks: of the slot.
+            restored_step: where it begins.
+            history: names the event log. Another log of the same run id knows nothing of what was kept under the first.
+        """
+        if self._history not in (None, history):
+            for copy in list(self.copies.values()):
+                self.drop(copy, "another_history")
+        self._history = history
+        self._tidy_disk(generation, restored_step, history)
         self.generation, self.slot, self.ranks = generation, slot, tuple(ranks)
         self.restored_step = restored_step
         self._pinned.clear()
         self._retained = {restored_step}
-        self._flushing = self._flushed = None
+        self._flushing = None
+        self._end_flush()
         for copy in list(self.copies.values()):
             if copy.generation < generation and (copy.step > restored_step or not copy.complete):
                 self.drop(copy, "stale_generation")
+        self.arrivals.give_up_stale()
         for rank in list(self.arenas):
             if rank not in self.ranks:
                 self.arenas.pop(rank).close()
         for rank in self.ranks:
-            self.arenas.setdefault(rank, Arena(self._policy.buffers, lambda: next(self._numbers)))
+            self.arenas.setdefault(rank, Arena(self._buffers(), lambda: next(self.numbers)))
+
+    def _tidy_disk(self, generation: int, restored_step: int, history: str) -> None:
+        for kept in list(self.disk.copies.values()) if self.disk is not None else ():
+            assert self.disk is not None
+            if kept.history != history:
+                self.disk.drop(kept, "another_history")
+            elif kept.header.generation < generation and kept.header.step > restored_step:
+                self.disk.drop(kept, "stale_generation")
+
+    def _buffers(self) -> int:
+        """Buffers of a rank: one more where one may be on its way to disk."""
+        return self._policy.buffers + (self.disk is not None)
 
     def is_stale(self, generation: int, step: int) -> bool:
         """Whether a copy belongs to a past that has been undone."""
         return generation < self.generation and step > self.restored_step
+
+    # Memory ----------------------------------------------------------------------------------------------------
+
+    def size_up(self, rank: int, needed_bytes: int) -> Budget | None:
+        """A rank says how large its state is; None when it has no arena here."""
+        arena = self.arenas.get(rank)
+        if arena is None:
+            return None
+        capacity = arena.capacity_for(needed_bytes)
+        budget = self._compute(capacity, len(self.ranks) * capacity)
+        if budget.own_fits:
+            arena.resize(needed_bytes)
+        else:
+            arena.close()
+        return budget
+
+    def _compute(self, rank_bytes: int, slot_bytes: int) -> Budget:
+        taken = self.arrivals.taken_bytes + sum(arena.taken_bytes for arena in self.arenas.values())
+        limit = available_bytes() + taken
+        self._budget = compute(self._policy, len(self.ranks), rank_bytes, slot_bytes, self._buffers(), limit)
+        return self._budget
+
+    def budget_for_others(self, needed_bytes: int) -> int:
+        """Bytes that copies of other slots may take in all; a standby, which has no state, goes by theirs."""
+        budget = self._budget
+        if budget is None or not self.ranks:
+            budget = self._compute(0, max([needed_bytes, *(copy.total_bytes for copy in self.copies.values())]))
+        return budget.others_bytes if budget.others_fit else 0
 
     # Captures --------------------------------------------------------------------------------------------------
 
@@ -99,19 +167,30 @@ class Room:
         arena = self.arenas.get(rank)
 
         def evict() -> bool:
-            copy = least_needed(list(self.copies.values()), rank, self._is_needed)
+            copy = least_needed(list(self.copies.values()), rank, self.is_needed) or self._unneeded_sharer()
             if copy is not None:
                 self.drop(copy, "superseded")
             return copy is not None
 
         return None if arena is None else arena.grant(evict)
 
+    def _unneeded_sharer(self) -> Copy | None:
+        """A replica that is not needed and keeps memory of this node's own captures from being used again."""
+        for copy in self.copies.values():
+            buffers = [shard.buffer for shard in copy.shards.values()]
+            shares = not copy.own and any(buffer.overlaid for buffer in buffers)
+            if shares and not self.is_needed(copy) and not any(buffer.busy for buffer in buffers):
+                return copy
+        return None
+
     def can_grant(self, rank: int) -> bool:
         """Whether a buffer is there or can be made free, without taking more memory."""
         arena = self.arenas.get(rank)
         if arena is None:
             return False
-        return arena.has_free or least_needed(list(self.copies.values()), rank, self._is_needed) is not None
+        if arena.has_free or self._unneeded_sharer() is not None:
+            return True
+        return least_needed(list(self.copies.values()), rank, self.is_needed) is not None
 
     def captured(
         self, generation: int, step: int, meta: ShardMeta, number: int, peers: list[int] | None
@@ -134,7 +213,7 @@ class Room:
             return None
         copy.shards[meta.rank] = Shard(meta, buffer, peers)
         if copy.complete:
-            if self._is_needed(copy):
+            if self.is_needed(copy):
                 self._hasher.measure(copy, self._has_measured)
             else:
                 self._hasher.measure_if_idle(copy, self._has_measured)
@@ -150,7 +229,7 @@ class Room:
                 copy.shards[rank].digest = found
             copy.digest = slot_digest
             self._measured(copy)
-            if self._is_needed(copy):
+            if self.is_needed(copy):
                 self._publish(copy)
             if self._flushing is not None and copy.key in self._flushing:
                 self._publish(copy)
@@ -162,17 +241,7 @@ class Room:
         if copy.published or not copy.own:
             return
         copy.published = True
-        self._fact(
-            "checkpoint_captured",
-            {
-                "generation": copy.generation,
-                "step": copy.step,
-                "slot": copy.slot,
-                "node": self.node,
-                "digest": copy.digest,
-                "bytes": copy.total_bytes,
-            },
-        )
+        self._fact(**self.fact_of(copy))
         if copy.step in self._pinned:
             self._wanted(copy)
 
@@ -182,7 +251,7 @@ class Room:
         """Publish and keep this step: one still held now, one to come when it comes."""
         if not self._flushing:
             self._flushing = None  # training goes on after a flush: what it kept may go again
-        self._pinned.add(step)
+        self._pinned = {step}  # one is in flight at a time: an older one that was missed is over
         for copy in self._own():
             if copy.step == step and copy.generation == self.generation and copy.complete and not copy.published:
                 if copy.digest is not None:
@@ -192,24 +261,54 @@ class Room:
                 else:
                     self._hasher.measure(copy, self._has_measured)
 
-    def retain(self, steps: Iterable[int]) -> None:
-        """Keep these published steps; older pins are over."""
+    def retain(self, steps: Iterable[int], spill: int | None = None) -> None:
+        """Keep these published steps; older pins are over.
+
+        Args:
+            steps: to keep in memory.
+            spill: the one among them that goes to disk too, if any.
+        """
+        if spill is not None:
+            self.spill(spill)
         self._retained = set(steps)
         newest = max(self._retained, default=0)
         self._pinned = {step for step in self._pinned if step > newest}
         for copy in list(self.copies.values()):
-            if not copy.own and not self._is_needed(copy) and copy.step < newest:
+            if not copy.own and not self.is_needed(copy) and copy.step < newest:
                 self.drop(copy, "superseded")
         self._freed()
 
-    def _is_needed(self, copy: Copy) -> bool:
+    def spill(self, step: int) -> None:
+        """Write what is here of a step to disk, where there is one."""
+        for copy in self.copies.values():
+            if copy.step == step:
+                self.save_to_disk(copy, lambda: None)
+
+    def save_to_disk(self, copy: Copy, then: Callable[[], None]) -> bool:
+        """Write a copy to disk, and call `then` at the end; False when there is no disk or nothing to write."""
+        if self.disk is None or not copy.complete or copy.digest is None:
+            return False
+        self.disk.save(CopyHeader.of(self._run, copy), self._history or "", copy, then)
+        return True
+
+    def own_published(self) -> list[Copy]:
+        """This slot's copies the run knows of, newest first."""
+        found = [copy for copy in self.copies.values() if copy.slot == self.slot and copy.published]
+        return sorted(found, key=lambda copy: copy.key, reverse=True)
+
+    def is_retained(self, copy: Copy) -> bool:
+        """Whether every node keeps this step."""
+        return copy.step in self._retained
+
+    def is_needed(self, copy: Copy) -> bool:
+        """Whether the copy must stay."""
         if self._flushing is not None and copy.own and copy.generation == self.generation:
             return True
         return copy.step in self._retained or (copy.step in self._pinned and copy.generation == self.generation)
 
     def flush(self, done: Callable[[], None]) -> None:
         """Publish every complete capture of this generation, keep all of them, then call `done`."""
-        self._flushed = done
+        self._flushed.append(done)
         waiting = [c for c in self._own() if c.complete and c.generation == self.generation and not c.published]
         self._flushing = {copy.key for copy in waiting if copy.digest is None}
         for copy in sorted(waiting, key=lambda c: c.step):
@@ -222,9 +321,10 @@ class Room:
         self._end_flush()
 
     def _end_flush(self) -> None:
-        if not self._flushing and self._flushed is not None:
-            done, self._flushed = self._flushed, None
-            done()
+        if not self._flushing:
+            ended, self._flushed = self._flushed, []
+            for done in ended:
+                done()
 
     # Copies that come and go -----------------------------------------------------------------------------------
 
@@ -232,17 +332,6 @@ class Room:
         """The complete, measured copy of a step, of the newest generation that has one."""
         found = [c for c in self.copies.values() if c.step == step and c.slot == slot and c.complete and c.digest]
         return max(found, key=lambda copy: copy.key, default=None)
-
-    def allocate(self, header: CopyHeader) -> dict[int, Buffer]:
-        """Buffers for a copy that arrives from elsewhere."""
-        buffers: dict[int, Buffer] = {}
-        try:
-            for rank, (meta, _, _) in header.shards.items():
-                buffers[rank] = Buffer(next(self._numbers), meta.total_bytes)
-        except BaseException:
-            self.abandon(buffers)
-            raise
-        return buffers
 
     def add(self, header: CopyHeader, buffers: dict[int, Buffer]) -> Copy:
         """Keep a verified copy that arrived from elsewhere, and say so."""
@@ -255,16 +344,7 @@ class Room:
         self.copies[copy.key] = copy
         if former is not None:
             self._give_back(former)
-        self._fact(
-            "checkpoint_replicated",
-            {
-                "generation": copy.generation,
-                "step": copy.step,
-                "slot": copy.slot,
-                "holder": self.node,
-                "digest": copy.digest,
-            },
-        )
+        self._fact(**self.fact_of(copy))
         self._tidy_shelf(copy.slot)
         return copy
 
@@ -312,42 +392,20 @@ class Room:
         """Measure a copy again, for certain; `done` is called on the reactor's thread."""
         self._hasher.measure(copy, done)
 
-    # What the server asks (`server.Shelves`) -------------------------------------------------------------------
+    def fact_of(self, copy: Copy) -> dict[str, Any]:
+        """What is said of a copy, as `{"kind", "data"}`."""
+        data: dict[str, Any] = {"generation": copy.generation, "step": copy.step, "slot": copy.slot}
+        if copy.own:
+            data |= {"node": self.node, "digest": copy.digest, "bytes": copy.total_bytes}
+            return {"kind": "checkpoint_captured", "data": data}
+        return {"kind": "checkpoint_replicated", "data": {**data, "holder": self.node, "digest": copy.digest}}
 
-    def make_room(self, header: CopyHeader) -> dict[int, Buffer] | str:
-        """Buffers for a replica that is about to arrive, `have`, or why it is refused."""
-        if self.is_stale(header.generation, header.step):
-            return "stale_generation"
-        present = self.copies.get((header.generation, header.step, header.slot))
-        if present is not None and present.digest == header.digest:
-            return "have"
-        try:
-            return self.allocate(header)
-        except OSError as error:
-            return f"no memory: {error.strerror}"
-
-    def shelve(self, header: CopyHeader, buffers: dict[int, Buffer]) -> str | None:
-        """Keep a replica that has arrived, unless its time has passed meanwhile."""
-        if self.is_stale(header.generation, header.step):
-            self.abandon(buffers)
-            return "stale_generation"
-        self.add(header, buffers)
-        return None
-
-    def abandon(self, buffers: dict[int, Buffer]) -> None:
-        """Give buffers of a broken transfer back."""
-        for buffer in buffers.values():
-            buffer.discard()
-
-    def take_down(self, step: int, slot: int) -> tuple[CopyHeader, Copy] | str:
-        """A copy another node wants, held until `let_go`; or `missing`."""
-        copy = self.find(step, slot)
-        if copy is None:
-            return "missing"
-        copy.hold()
-        return CopyHeader.of(self._run, copy), copy
-
-    def let_go(self, copy: Copy) -> None:
-        """The other node has it."""
-        copy.let_go()
+    def freed(self) -> None:
+        """Memory may have become free."""
         self._freed()
+
+    def is_awaited(self, step: int) -> bool:
+        """Whether this node is about to capture a step itself."""
+        if self.slot is None or step not in self._pinned:
+            return False
+        return not any(copy.step == step and copy.digest is not None for copy in self._own())

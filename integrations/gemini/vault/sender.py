@@ -10,6 +10,7 @@ from collections.abc import Callable
 from lmr.integrations.gemini.errors import ShardMismatch
 from lmr.integrations.gemini.vault import transfer
 from lmr.integrations.gemini.vault.copies import Copy
+from lmr.integrations.gemini.vault.filling import Filling
 from lmr.integrations.gemini.vault.memory import Buffer
 from lmr.integrations.gemini.vault.transfer import CopyHeader, Peer
 from lmr.integrations.wire import Channel, WireError
@@ -104,10 +105,8 @@ class Sender:
         if answer.get("kind") == "have":
             return None
         if answer.get("kind") == "go":
-            memories = [
-                copy.shards[rank].buffer.memory[: copy.shards[rank].meta.total_bytes] for rank in sorted(header.shards)
-            ]
-            transfer.send_memory(channel, memories, self._chunk_bytes)
+            asked = transfer.parse_need(answer.get("need"), header)
+            transfer.send_memory(channel, copy.memories(), asked, self._chunk_bytes)
             answer = channel.recv()
         return None if answer.get("kind") == "stored" else str(answer.get("why"))
 
@@ -143,34 +142,63 @@ def fetch(
         ShardMismatch: the peer has no such copy (`missing`), cannot be reached (`timeout`), or what came is damaged.
     """
     trouble = ""
-    for attempt in range(attempts):
-        if attempt:
-            time.sleep(_PAUSE_S * attempt)
-        buffers: dict[int, Buffer] = {}
-        try:
-            channel = transfer.connect(peer, secret, timeout_s)
+    filling: Filling | None = None
+    try:
+        for attempt in range(attempts):
+            if attempt:
+                time.sleep(_PAUSE_S * attempt)
             try:
-                channel.send({"kind": "get", "run": run, "step": step, "slot": slot})
-                answer = channel.recv()
-                if answer.get("kind") != "copy":
-                    raise ShardMismatch(str(answer.get("why")), f"{peer.node} does not give step {step} of slot {slot}")
-                header = CopyHeader.parse(answer)
-                if (header.step, header.slot) != (step, slot):
-                    raise ShardMismatch("missing", f"{peer.node} gave step {header.step} of slot {header.slot}")
-                buffers = make_room(header)
-                memories = {rank: buffers[rank].memory[: header.shards[rank][0].total_bytes] for rank in header.shards}
-                transfer.receive_memory(channel, [memories[rank] for rank in sorted(memories)])
-                transfer.verify(header, memories)
-                memories.clear()
-                return header, buffers
-            finally:
-                channel.close()
-        except (OSError, WireError) as error:
-            trouble = f"{type(error).__name__}: {error}"
-            for buffer in buffers.values():
+                filling = _fetch_once(peer, run, secret, step, slot, timeout_s, make_room, filling)
+            except _Broken as broken:
+                filling, trouble = broken.filling, broken.trouble
+                continue
+            if not filling.complete:
+                raise ShardMismatch("digest_mismatch", f"{peer.node} gave a damaged step {step} of slot {slot}")
+            header, buffers, filling = filling.header, filling.buffers, None
+            return header, buffers
+        raise ShardMismatch("timeout", f"{peer.node} at {peer.host}:{peer.port}: {trouble}")
+    finally:
+        if filling is not None:
+            for buffer in filling.buffers.values():
                 buffer.discard()
-        except ShardMismatch:
-            for buffer in buffers.values():
-                buffer.discard()
-            raise
-    raise ShardMismatch("timeout", f"{peer.node} at {peer.host}:{peer.port}: {trouble}")
+
+
+class _Broken(Exception):
+    """The connection broke; what it brought is kept for the next one."""
+
+    def __init__(self, filling: Filling | None, trouble: str) -> None:
+        super().__init__(trouble)
+        self.filling = filling
+        self.trouble = trouble
+
+
+def _fetch_once(
+    peer: Peer,
+    run: str,
+    secret: bytes,
+    step: int,
+    slot: int,
+    timeout_s: float,
+    make_room: Callable[[CopyHeader], dict[int, Buffer]],
+    filling: Filling | None,
+) -> Filling:
+    try:
+        channel = transfer.connect(peer, secret, timeout_s)
+        try:
+            channel.send({"kind": "get", "run": run, "step": step, "slot": slot})
+            answer = channel.recv()
+            if answer.get("kind") != "copy":
+                raise ShardMismatch(str(answer.get("why")), f"{peer.node} does not give step {step} of slot {slot}")
+            header = CopyHeader.parse(answer)
+            if (header.step, header.slot) != (step, slot):
+                raise ShardMismatch("missing", f"{peer.node} gave step {header.step} of slot {header.slot}")
+            if filling is None or filling.header.digest != header.digest:
+                filling = Filling(header, make_room(header))
+            need = filling.need()
+            channel.send({"kind": "need", "need": need})
+            filling.receive(channel, need, filling.claim())
+            return filling
+        finally:
+            channel.close()
+    except (OSError, WireError) as error:
+        raise _Broken(filling, f"{type(error).__name__}: {error}") from error

@@ -13,28 +13,38 @@ import structlog
 from lmr.integrations.gemini.errors import ShardMismatch
 from lmr.integrations.gemini.vault import transfer
 from lmr.integrations.gemini.vault.copies import Copy
-from lmr.integrations.gemini.vault.memory import Buffer
+from lmr.integrations.gemini.vault.disk import DiskCopy
+from lmr.integrations.gemini.vault.filling import Filling
 from lmr.integrations.gemini.vault.transfer import CopyHeader
 from lmr.integrations.wire import Channel, WireError
 
 _log = structlog.get_logger(__name__)
 _MAX_CONNECTIONS = 64
+_PATIENCE_S = 2.0
+"""How long a copy waits for this node's own capture of the step, with which it may have most in common."""
+_LOOK_AGAIN_S = 0.01
 
 
 class Shelves(Protocol):
     """What the server asks of the vault; each call runs on the vault's loop."""
 
-    def make_room(self, header: CopyHeader) -> dict[int, Buffer] | str:
-        """Buffers for a copy that is about to arrive; or `have`; or why it is refused."""
+    def make_room(self, header: CopyHeader) -> Filling | str:
+        """Room for a copy that is about to arrive, and what a broken try brought; or `have`; or why it is refused."""
 
-    def shelve(self, header: CopyHeader, buffers: dict[int, Buffer]) -> str | None:
-        """Take a verified copy in; why not, if it came too late."""
+    def is_awaited(self, step: int) -> bool:
+        """Whether this node is about to capture the same step itself."""
 
-    def abandon(self, buffers: dict[int, Buffer]) -> None:
-        """Give buffers of a broken transfer back."""
+    def settle_in(self, filling: Filling) -> list[Copy] | str:
+        """Take memory for what is to arrive; copies with chunks in common, held until `let_go`, or why not."""
+
+    def shelve(self, filling: Filling) -> str | None:
+        """Take a complete copy in; why not, if it came too late."""
 
     def take_down(self, step: int, slot: int) -> tuple[CopyHeader, Copy] | str:
         """A measured copy, held until `let_go`; or why there is none."""
+
+    def on_disk(self, step: int, slot: int) -> DiskCopy | None:
+        """The copy on this node's disk."""
 
     def let_go(self, copy: Copy) -> None:
         """The copy has been sent."""
@@ -116,34 +126,60 @@ class Server:
         if isinstance(room, str):
             channel.send({"kind": "have"} if room == "have" else {"kind": "refused", "why": room})
             return
-        buffers: dict[int, Buffer] = room
-        try:
-            channel.send({"kind": "go"})
-            memories = {rank: buffers[rank].memory[: meta.total_bytes] for rank, (meta, _, _) in header.shards.items()}
-            transfer.receive_memory(channel, [memories[rank] for rank in sorted(memories)])
-            transfer.verify(header, memories)
-            memories.clear()
-        except ShardMismatch as error:
-            self._ask(lambda: self._shelves.abandon(buffers))
-            channel.send({"kind": "refused", "why": error.why})
+        filling: Filling = room
+        owner = filling.claim()
+        until = time.monotonic() + _PATIENCE_S
+        while self._ask(lambda: self._shelves.is_awaited(header.step)) and time.monotonic() < until:
+            time.sleep(_LOOK_AGAIN_S)
+        alike = self._ask(lambda: self._shelves.settle_in(filling))
+        if isinstance(alike, str):
+            channel.send({"kind": "refused", "why": alike})
             return
-        except BaseException:
-            self._ask(lambda: self._shelves.abandon(buffers))
-            raise
-        why = self._ask(lambda: self._shelves.shelve(header, buffers))
+        for other in alike:
+            filling.take_equal(other)
+            self._ask(lambda copy=other: self._shelves.let_go(copy))  # type: ignore[misc]
+        need = filling.need()
+        channel.send({"kind": "go", "need": need})
+        filling.receive(channel, need, owner)
+        if not filling.complete:
+            channel.send({"kind": "refused", "why": "digest_mismatch"})
+            return
+        why = self._ask(lambda: self._shelves.shelve(filling))
         channel.send({"kind": "stored"} if why is None else {"kind": "refused", "why": why})
 
     def _give_out(self, channel: Channel, step: int, slot: int) -> None:
         found = self._ask(lambda: self._shelves.take_down(step, slot))
+        stored = self._ask(lambda: self._shelves.on_disk(step, slot)) if isinstance(found, str) else None
+        if stored is not None:
+            self._give_from_disk(channel, stored)
+            return
         if isinstance(found, str):
             channel.send({"kind": "refused", "why": found})
             return
         header, copy = found
         try:
             channel.send({"kind": "copy", **header.to_json()})
-            memories = [
-                copy.shards[rank].buffer.memory[: copy.shards[rank].meta.total_bytes] for rank in sorted(header.shards)
-            ]
-            transfer.send_memory(channel, memories, self._chunk_bytes)
+            asked = transfer.parse_need(channel.recv().get("need"), header)
+            transfer.send_memory(channel, copy.memories(), asked, self._chunk_bytes)
         finally:
             self._ask(lambda: self._shelves.let_go(copy))
+
+    def _give_from_disk(self, channel: Channel, stored: DiskCopy) -> None:
+        """The bytes go as they are; who receives them checks them."""
+        try:
+            file = stored.open()
+        except ShardMismatch as error:
+            channel.send({"kind": "refused", "why": error.why})
+            return
+        with file:
+            channel.send({"kind": "copy", **stored.header.to_json()})
+            asked = transfer.parse_need(channel.recv().get("need"), stored.header)
+            shard_at = 0
+            for rank, (meta, _, _) in sorted(stored.header.shards.items()):
+                for start, end in asked[rank]:
+                    file.seek(shard_at + start)
+                    left = end - start
+                    while left and (chunk := file.read(min(left, self._chunk_bytes))):
+                        channel.send_bytes(chunk)
+                        left -= len(chunk)
+                shard_at += meta.total_bytes

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import structlog
 
-from lmr.integrations.gemini import finite
 from lmr.integrations.gemini.checkpoint_policy import CheckpointPolicy
-from lmr.integrations.gemini.digest import ShardDigest
 from lmr.integrations.gemini.errors import ShardMismatch
 from lmr.integrations.gemini.shard import ShardMeta
-from lmr.integrations.gemini.vault import sender
-from lmr.integrations.gemini.vault.copies import Copy
+from lmr.integrations.gemini.vault import disk
+from lmr.integrations.gemini.vault.copies import Copy, Key
+from lmr.integrations.gemini.vault.disk import DiskCopy, DiskTier
 from lmr.integrations.gemini.vault.hasher import Hasher
 from lmr.integrations.gemini.vault.reactor import Reactor
+from lmr.integrations.gemini.vault.restoring import Origin, Restorer
 from lmr.integrations.gemini.vault.room import Room
+from lmr.integrations.gemini.vault.saving import Saver
 from lmr.integrations.gemini.vault.sender import Sender
 from lmr.integrations.gemini.vault.server import Server
+from lmr.integrations.gemini.vault.stock import take_stock
 from lmr.integrations.gemini.vault.transfer import Peer
 from lmr.integrations.torchrun import local_socket
 
@@ -70,23 +73,40 @@ class Service:
             self._replicate,
             self._pay_grants,
         )
+        if policy.disk_folder is not None:
+            self._room.disk = DiskTier(
+                disk.node_folder(Path(policy.disk_folder), run, node),
+                run,
+                policy.disk_keep,
+                self._reactor.post,
+                self._flushed_to_disk,
+                self._dropped_from_disk,
+                self._not_on_disk,
+            )
+        self._restorer = Restorer(
+            run, policy, self._reactor, self._room, lambda: self._secret, self._ready_to_load, self._restore_failed
+        )
         self._agent: socket.socket | None = None
         self._orphaned_since: float | None = time.monotonic()
         self._trainers: dict[int, Trainer] = {}
         self._senders: list[Sender] = []
-        self._source: dict[str, Any] = {}
-        self._restorable = False
+        self._deliveries: dict[Key, int] = {}
+        self._when_delivered: dict[Key, list[Callable[[], None]]] = {}
+        self._saver = Saver(self._room, self._deliver)
+        self._ending = False
+        self._origin: Origin | None = None
         self._may_load = False
         self._waiting: list[Trainer] = []
         self._progress_at = 0.0
         self._progress: int | None = None
         self._nonfinite_said = -1
+        self._refusals_said: set[tuple[str, int]] = set()
         self._server = Server(
             host,
             run,
             secret,
             self._reactor.ask,
-            self._room,
+            self._room.arrivals,
             policy.transfer_timeout_s,
             policy.chunk_bytes,
         )
@@ -97,6 +117,16 @@ class Service:
     def run(self) -> None:
         """Serve until closed or orphaned."""
         self._reactor.run()
+
+    def told_to_end(self) -> None:
+        """This process got SIGTERM: save, and end as soon as no agent needs it. Callable from a signal handler."""
+        self._reactor.post(lambda: self._saver.save(self._end_if_orphaned))
+
+    def _end_if_orphaned(self, told: dict[str, Any]) -> None:
+        _log.info("vault.saved", **told)
+        self._ending = True
+        if self._agent is None:
+            self._reactor.stop()
 
     # Connections -----------------------------------------------------------------------------------------------
 
@@ -158,12 +188,18 @@ class Service:
         self._agent, self._orphaned_since = sock, None
         self._reactor.watch(sock, lambda: self._hear_agent(sock))
         self._tell(sock, {"kind": "ready", "port": self._server.port, "pid": os.getpid()})
+        take_stock(self._room, lambda held: self._tell_held(sock, held))
+
+    def _tell_held(self, sock: socket.socket, held: list[dict[str, Any]]) -> None:
+        self._tell(sock, {"kind": "held", "copies": held})
 
     def _agent_left(self, sock: socket.socket) -> None:
         self._reactor.forget(sock)
         sock.close()
         if self._agent is sock:
             self._agent, self._orphaned_since = None, time.monotonic()
+            if self._ending:
+                self._reactor.stop()
 
     def _watch_orphanage(self) -> None:
         since = self._orphaned_since
@@ -185,14 +221,20 @@ class Service:
                 self._may_load = True
                 self._answer_restores()
         elif kind == "replicate_to":
-            self._replicate_to(_peers(message))
+            fresh = self._replicate_to(_peers(message))
+            for copy in filter(self._room.is_retained, self._room.own_published()):
+                self._replicate(copy, fresh)
         elif kind == "pin":
             self._room.pin(int(message["step"]))
         elif kind == "retain":
-            self._room.retain(int(step) for step in message["steps"])
+            self._room.retain([int(step) for step in message["steps"]], message.get("spill"))
         elif kind == "flush":
             self._room.flush(self._tell_flushed)
+        elif kind == "save":
+            self._saver.save(lambda told: self._tell_saved(sock, told))
         elif kind == "close":
+            if message.get("forget") and self._room.disk is not None:
+                self._room.disk.clear()
             self._reactor.stop()
         else:
             _log.warning("vault.unknown_message", kind=kind)
@@ -204,107 +246,29 @@ class Service:
         for trainer in list(self._trainers.values()):
             if trainer.generation < generation:
                 self._trainer_left(trainer)
-        self._room.enter(generation, slot, [int(rank) for rank in message.get("ranks", [])], step)
-        self._restorable = self._may_load = False
+        ranks = [int(rank) for rank in message.get("ranks", [])]
+        self._room.enter(generation, slot, ranks, step, str(message.get("history", "")))
+        self._origin, self._may_load = None, False
         self._progress = None
         self._replicate_to(_peers(message))
-        self._source = next((s for s in checkpoint.get("sources", []) if s["slot"] == slot), {})
         if slot is not None and step > 0:
-            self._prepare(generation, step, int(slot))
+            source: dict[str, Any] = next((s for s in checkpoint.get("sources", []) if s["slot"] == slot), {})
+            self._restorer.begin(step, int(slot), source)
 
     # Restoring -------------------------------------------------------------------------------------------------
 
-    def _prepare(self, generation: int, step: int, slot: int) -> None:
-        """Have the own slot's copy here and verified."""
-        copy = self._room.find(step, slot)
-        if copy is not None:
-            self._verify(generation, copy)
-            return
-        host, port = self._source.get("host"), self._source.get("port")
-        if host is None or port is None or self._source.get("holder") == self._room.node:
-            self._restore_failed(step, slot, "missing", "no copy here and no address to fetch one from")
-            return
-        peer = Peer(str(self._source["holder"]), str(host), int(port))
-        threading.Thread(target=self._fetch, args=(generation, step, slot, peer), name="fetch", daemon=True).start()
-
-    def _fetch(self, generation: int, step: int, slot: int, peer: Peer) -> None:
-        """On a thread of its own."""
-        policy, reactor = self._policy, self._reactor
-        try:
-            header, buffers = sender.fetch(
-                peer,
-                self._run,
-                self._secret,
-                step,
-                slot,
-                policy.transfer_timeout_s,
-                policy.transfer_attempts,
-                lambda header: reactor.ask(lambda: self._room.allocate(header)),
-            )
-            odd = _first_odd(
-                {rank: finite.first_nonfinite(buffers[rank].memory, row[0]) for rank, row in header.shards.items()}
-            )
-        except ShardMismatch as error:
-            why, detail = error.why, error.detail
-            reactor.post(lambda: self._fetch_failed(generation, step, slot, why, detail))
-            return
-        except Exception as error:  # noqa: BLE001  a thread's edge: the agent must hear of it
-            detail = repr(error)
-            reactor.post(lambda: self._fetch_failed(generation, step, slot, "timeout", detail))
-            return
-        reactor.post(lambda: self._fetched(generation, step, slot, header, buffers, odd))
-
-    def _fetch_failed(self, generation: int, step: int, slot: int, why: str, detail: str) -> None:
-        if generation == self._room.generation:
-            self._restore_failed(step, slot, why, detail)
-
-    def _fetched(self, generation: int, step: int, slot: int, header: Any, buffers: Any, odd: str | None) -> None:
-        if generation != self._room.generation:
-            self._room.abandon(buffers)
-        elif tuple(sorted(header.shards)) != tuple(sorted(self._room.ranks)):
-            self._room.abandon(buffers)
-            self._restore_failed(step, slot, "topology_mismatch", f"the copy is of ranks {sorted(header.shards)}")
-        elif odd is not None:
-            self._room.abandon(buffers)
-            self._restore_failed(step, slot, "nonfinite", odd)
-        else:
-            self._ready_to_load(self._room.add(header, buffers))
-
-    def _verify(self, generation: int, copy: Copy) -> None:
-        """Memory may have been damaged since it was measured: measure again before anybody loads it."""
-
-        def check(copy: Copy, digests: dict[int, ShardDigest], slot_digest: str) -> None:
-            if generation != self._room.generation:
-                return
-            if tuple(sorted(copy.ranks)) != tuple(sorted(self._room.ranks)):
-                self._restore_failed(copy.step, copy.slot, "topology_mismatch", f"the copy is of ranks {copy.ranks}")
-            elif slot_digest != copy.digest:
-                wrong = [rank for rank, found in digests.items() if found != copy.shards[rank].digest]
-                self._room.drop(copy, "digest_mismatch")
-                self._restore_failed(copy.step, copy.slot, "digest_mismatch", f"damaged in memory: ranks {wrong}")
-            elif (odd := _first_odd({rank: found.nonfinite for rank, found in digests.items()})) is not None:
-                self._restore_failed(copy.step, copy.slot, "nonfinite", odd)
-            else:
-                self._ready_to_load(copy)
-
-        self._room.measure(copy, check)
-
-    def _ready_to_load(self, copy: Copy) -> None:
-        self._restorable = True
+    def _ready_to_load(self, copy: Copy | None, origin: Origin) -> None:
+        self._origin = origin
+        step = self._room.restored_step
         self._tell(
             self._agent,
-            {
-                "kind": "restorable",
-                "generation": self._room.generation,
-                "step": copy.step,
-                "tier": self._source.get("tier", copy.tier),
-            },
+            {"kind": "restorable", "generation": self._room.generation, "step": step, "tier": origin.tier},
         )
-        self._replicate(copy)  # peers that hold it already say so; the others have just joined or lost theirs
+        if copy is not None:
+            self._replicate(copy)  # peers that hold it already say so; the others have just joined or lost theirs
         self._answer_restores()
 
-    def _restore_failed(self, step: int, slot: int, why: str, detail: str) -> None:
-        _log.warning("vault.restore_failed", step=step, slot=slot, why=why, detail=detail)
+    def _restore_failed(self, step: int, slot: int, origin: Origin, why: str) -> None:
         self._tell(
             self._agent,
             {
@@ -312,18 +276,23 @@ class Service:
                 "generation": self._room.generation,
                 "step": step,
                 "slot": slot,
-                "holder": self._source.get("holder", self._room.node),
-                "tier": self._source.get("tier", "memory"),
+                "holder": origin.holder,
+                "tier": origin.tier,
                 "why": why,
             },
         )
 
     def _answer_restores(self) -> None:
         """Once every slot is ready: hand each trainer its rank's shard."""
-        if not (self._restorable and self._may_load):
+        origin = self._origin
+        if origin is None or not self._may_load:
             return
         waiting, self._waiting = self._waiting, []
         for trainer in waiting:
+            where = {"slot": self._room.slot, "holder": origin.holder, "tier": origin.tier}
+            if origin.tier == "durable":
+                self._tell(trainer.sock, {"kind": "durable", "step": self._room.restored_step, **where})
+                continue
             copy = None if self._room.slot is None else self._room.find(self._room.restored_step, self._room.slot)
             shard = None if copy is None else copy.shards.get(trainer.rank)
             if copy is None or shard is None:
@@ -336,9 +305,7 @@ class Service:
                 {
                     "kind": "shard",
                     "step": copy.step,
-                    "slot": copy.slot,
-                    "holder": self._source.get("holder", self._room.node),
-                    "tier": self._source.get("tier", copy.tier),
+                    **where,
                     "bytes": shard.buffer.capacity_bytes,
                     "meta": shard.meta.to_json(),
                 },
@@ -356,10 +323,7 @@ class Service:
         if trainer.generation != self._room.generation and kind != "restore":
             self._tell(trainer.sock, {"kind": "grant", "buffer": None, "why": "stale_generation"})
         elif kind == "arena":
-            arena = self._room.arenas.get(trainer.rank)
-            if arena is not None:
-                arena.resize(int(message["bytes"]))
-                self._grant(trainer)
+            self._size_up(trainer, int(message["bytes"]))
         elif kind == "captured":
             self._captured(trainer, message)
         elif kind == "restore":
@@ -367,6 +331,20 @@ class Service:
             self._answer_restores()
         elif kind == "restored":
             self._stop_reading(trainer)
+
+    def _size_up(self, trainer: Trainer, needed_bytes: int) -> None:
+        """The size of the state is known: compute what this node may take, and say what does not fit."""
+        budget = self._room.size_up(trainer.rank, needed_bytes)
+        if budget is None:
+            return
+        for what, why in budget.refusals():
+            if (what, self._room.generation) not in self._refusals_said:
+                self._refusals_said.add((what, self._room.generation))
+                self._tell(self._agent, {"kind": "degraded", "what": what, "why": f"no memory: {why}"})
+        self._tell(
+            self._agent, {"kind": "memory", "bound_bytes": budget.bound_bytes, "limit_bytes": budget.limit_bytes}
+        )
+        self._grant(trainer)
 
     def _captured(self, trainer: Trainer, message: dict[str, Any]) -> None:
         try:
@@ -425,6 +403,20 @@ class Service:
         if not self._tell(self._agent, {"kind": "fact", "type": kind, "data": data}):
             _log.warning("vault.fact_untold", type=kind, **data)
 
+    def _flushed_to_disk(self, stored: DiskCopy) -> None:
+        self._tell_fact(**stored.fact(self._room.node))
+
+    def _dropped_from_disk(self, stored: DiskCopy, why: str) -> None:
+        data = stored.fact(self._room.node)["data"]
+        del data["digest"]
+        self._tell_fact("checkpoint_dropped", {**data, "tier": "disk", "why": why})
+
+    def _not_on_disk(self, step: int, why: str) -> None:
+        self._tell(self._agent, {"kind": "degraded", "what": f"step {step} on disk", "why": why})
+
+    def _tell_saved(self, sock: socket.socket, told: dict[str, Any]) -> None:
+        self._tell(sock, {"kind": "saved", **told})
+
     def _tell_flushed(self) -> None:
         self._tell(self._agent, {"kind": "flushed"})
 
@@ -450,7 +442,8 @@ class Service:
 
     # Replication -----------------------------------------------------------------------------------------------
 
-    def _replicate_to(self, peers: list[Peer]) -> None:
+    def _replicate_to(self, peers: list[Peer]) -> list[Sender]:
+        """From here on copies go to these; returns the senders to those they did not go to before."""
         kept = [one for one in self._senders if one.peer in peers]
         for one in self._senders:
             if one not in kept:
@@ -471,25 +464,36 @@ class Service:
             if peer not in known
         ]
         self._senders = kept + fresh
+        return fresh
 
-    def _replicate(self, copy: Copy) -> None:
-        for one in self._senders:
+    def _deliver(self, copy: Copy, then: Callable[[], None]) -> None:
+        """Send a copy to every peer; `then` is called when each has it or never will."""
+        self._replicate(copy)
+        if copy.key in self._deliveries:
+            self._when_delivered.setdefault(copy.key, []).append(then)
+        else:
+            then()
+
+    def _replicate(self, copy: Copy, to: list[Sender] | None = None) -> None:
+        """Send a copy to every peer, or to some."""
+        for one in self._senders if to is None else to:
             copy.hold()
+            self._deliveries[copy.key] = self._deliveries.get(copy.key, 0) + 1
             one.send(copy)
 
     def _sent(self, copy: Copy, node: str, why: str | None) -> None:
         copy.let_go()
+        self._deliveries[copy.key] -= 1
+        if not self._deliveries[copy.key]:
+            del self._deliveries[copy.key]
+            for then in self._when_delivered.pop(copy.key, []):
+                then()
         if why is not None and why != "stopped" and not self._room.is_stale(copy.generation, copy.step):
             self._tell(
                 self._agent,
                 {"kind": "degraded", "what": f"replica of step {copy.step} on {node}", "why": why},
             )
         self._pay_grants()
-
-
-def _first_odd(nonfinite: dict[int, str | None]) -> str | None:
-    """The first rank with a tensor that should be finite and is not."""
-    return next((f"rank {rank}: {name} is not finite" for rank, name in sorted(nonfinite.items()) if name), None)
 
 
 def _peers(message: dict[str, Any]) -> list[Peer]:

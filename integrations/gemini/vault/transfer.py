@@ -2,22 +2,22 @@
 
     client                                     server
     put {copy, digests}             ->
-                                    <-         go | have | refused {why}
-    shards, rank by rank, in chunks ->
+                                    <-         go {need} | have | refused {why}
+    what is needed, in frames       ->
                                     <-         stored | refused {why}
 
     get {run, step, slot}           ->
                                     <-         copy {copy, digests} | refused {why}
-                                    <-         shards, rank by rank, in chunks
+    need {need}                     ->
+                                    <-         what is needed, in frames
 
-Every frame is authenticated; the digests in the header are checked against the bytes that arrived, end to end. A broken
-connection leaves nothing behind: the transfer begins again.
+Digests are of chunks: who receives asks only for chunks it has nowhere, neither from an earlier, broken transfer of
+this copy nor in another copy, and checks each chunk it gets. Every frame is authenticated.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,10 @@ class CopyHeader:
 
     def to_json(self) -> dict[str, Any]:
         """As it travels."""
-        rows = [[meta.to_json(), found.to_json(), peers] for _, (meta, found, peers) in sorted(self.shards.items())]
+        rows = [
+            [meta.to_json(), found.to_json(), peers, "".join(found.chunks)]
+            for _, (meta, found, peers) in sorted(self.shards.items())
+        ]
         return {
             "run": self.run,
             "generation": self.generation,
@@ -87,7 +90,11 @@ class CopyHeader:
             shards = {}
             for row in body["shards"]:
                 meta = ShardMeta.parse(row[0])
-                shards[meta.rank] = (meta, ShardDigest(str(row[1][0]), str(row[1][1])), row[2])
+                chunks = [row[3][at : at + 32] for at in range(0, len(row[3]), 32)]
+                found = digest.of_chunks(chunks, meta)
+                if found != ShardDigest(str(row[1][0]), str(row[1][1])) or len(chunks) != len(digest.chunk_spans(meta)):
+                    raise ShardMismatch("digest_mismatch", f"chunks of rank {meta.rank} contradict its digest")
+                shards[meta.rank] = (meta, found, row[2])
             header = cls(
                 str(body["run"]),
                 int(body["generation"]),
@@ -118,19 +125,37 @@ def connect(peer: Peer, secret: bytes, timeout_s: float) -> Channel:
         raise
 
 
-def send_memory(channel: Channel, memories: Iterable[memoryview], chunk_bytes: int) -> None:
-    """Send stretches of memory in chunks."""
-    for memory in memories:
-        for at in range(0, len(memory), chunk_bytes):
-            channel.send_bytes(memory[at : at + chunk_bytes])
+Need = dict[str, list[list[int]]]
+"""By rank (a string, as JSON has it): ranges of chunk numbers, each `[first, end]`, the end not included."""
 
 
-def receive_memory(channel: Channel, memories: Iterable[memoryview]) -> None:
-    """Fill stretches of memory with what comes."""
-    for memory in memories:
-        at = 0
-        while at < len(memory):
-            at += channel.recv_bytes_into(memory[at:])
+def parse_need(body: Any, header: CopyHeader) -> dict[int, list[tuple[int, int]]]:
+    """The stretches of each rank's shard that are asked for, in bytes, in the order they are to be sent.
+
+    Raises:
+        ShardMismatch: not ranges of this copy's chunks.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    try:
+        for rank in sorted(header.shards):
+            spans = digest.chunk_spans(header.shards[rank][0])
+            ranges = [(int(first), int(end)) for first, end in body.get(str(rank), [])]
+            if any(not 0 <= first < end <= len(spans) for first, end in ranges):
+                raise ValueError(f"no such chunks of rank {rank}")
+            found[rank] = [(spans[first][0], spans[end - 1][1]) for first, end in ranges]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ShardMismatch("topology_mismatch", f"what is needed cannot be read: {error!r}") from None
+    return found
+
+
+def send_memory(
+    channel: Channel, memories: dict[int, memoryview], asked: dict[int, list[tuple[int, int]]], frame_bytes: int
+) -> None:
+    """Send the stretches that are asked for."""
+    for rank, stretches in asked.items():
+        for start, end in stretches:
+            for at in range(start, end, frame_bytes):
+                channel.send_bytes(memories[rank][at : min(at + frame_bytes, end)])
 
 
 def verify(header: CopyHeader, memories: dict[int, memoryview]) -> None:

@@ -73,6 +73,7 @@ class NodeDouble:
         self.workers: dict[int, subprocess.Popen[bytes]] = {}
         self.control: socket.socket | None = None
         self.port = 0
+        self.held: list[dict[str, Any]] = []
         self._listener = local_socket.listen(self.agent_socket)
         threading.Thread(target=self._serve, daemon=True).start()
         self.vault = self._start_vault()
@@ -106,6 +107,7 @@ class NodeDouble:
         threading.Thread(target=self._listen, args=(control, self.vault_says), daemon=True).start()
         self.tell({"kind": "hello", "role": "agent"})
         self.port = self.vault_says.wait(after=seen, kind="ready")[0]["port"]
+        self.held = self.vault_says.wait(after=seen, kind="held")[0]["copies"]
 
     def tell(self, message: dict[str, Any]) -> None:
         assert self.control is not None
@@ -120,6 +122,7 @@ class NodeDouble:
         replicate_to: list[NodeDouble] | None = None,
         holder: NodeDouble | None = None,
         tier: str = "memory",
+        history: str = "test",
     ) -> None:
         """Tell the vault about a generation; `holder` has the slot's copy."""
         source = {"slot": slot, "holder": (holder or self).name, "tier": tier, "host": None, "port": None}
@@ -129,6 +132,7 @@ class NodeDouble:
         self.tell(
             {
                 "kind": "generation",
+                "history": history,
                 "generation": generation,
                 "slot": slot,
                 "ranks": ranks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from pathlib import Path
@@ -10,18 +11,22 @@ from lmr.integrations.gemini.client import Restored, VaultClient
 from lmr.integrations.gemini.shard import Layout, Wanted
 
 
-def content(rank: int, step: int, nbytes: int, shared: int) -> bytes:
-    """Bytes that depend on rank and step; the first `shared` on the step only."""
-    own = random.Random(f"{rank}/{step}").randbytes(nbytes - shared)
+def content(rank: int, step: int, nbytes: int, shared: int, frozen: int = 0) -> bytes:
+    """Bytes that depend on rank and step; the first `shared` only on the step, then `frozen` only on the rank."""
+    own = random.Random(f"{rank}").randbytes(frozen)
+    own += random.Random(f"{rank}/{step}").randbytes(nbytes - shared - frozen)
     return random.Random(f"{step}").randbytes(shared) + own
 
 
 class PlainTrainer:
     """One rank."""
 
-    def __init__(self, vault_socket: str, rank: int, generation: int = 0, nbytes: int = 64 * 1024) -> None:
+    def __init__(
+        self, vault_socket: str, rank: int, generation: int = 0, nbytes: int = 64 * 1024, frozen: int = 0
+    ) -> None:
         self.rank = rank
         self.nbytes = nbytes
+        self.frozen = frozen
         self.shared = nbytes // 2
         self.layout = Layout(
             [
@@ -42,7 +47,7 @@ class PlainTrainer:
             return False
         tree = b'{"step":%d}' % step
         meta = self.layout.meta(self.rank, len(tree))
-        body = content(self.rank, step, self.nbytes, self.shared) + self.layout.entries_json + tree
+        body = content(self.rank, step, self.nbytes, self.shared, self.frozen) + self.layout.entries_json + tree
         granted.memory[: len(body)] = body
         self.client.captured(step, meta, peers)
         return True
@@ -61,7 +66,19 @@ def vault_memory(pid: int) -> list[str]:
     found = {}
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"
-        name = str(Path(path).readlink())
+        try:
+            name = str(Path(path).readlink())
+        except FileNotFoundError:  # closed meanwhile
+            continue
         if "memfd:lmr-vault" in name:
             found[name] = path
     return list(found.values())
+
+
+def taken_bytes(pid: int) -> int:
+    """Memory of a vault's memfds, as the kernel counts it."""
+    found = 0
+    for path in vault_memory(pid):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += Path(path).stat().st_blocks * 512
+    return found

@@ -1,0 +1,47 @@
+"""A TCP relay in front of a vault that counts what passes and can cut the line."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class WireTap:
+    """Stands for the node behind it: hand it to `NodeDouble.enter` instead.
+
+    Args:
+        name: of the node behind.
+        port: of its vault.
+        cut_after_bytes: the first connection ends once so much has passed.
+    """
+
+    def __init__(self, name: str, port: int, cut_after_bytes: int | None = None) -> None:
+        self.name = name
+        self.passed_bytes: list[int] = []
+        """Bytes of each connection, both ways."""
+        self._target = port
+        self._cut = cut_after_bytes
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            number = len(self.passed_bytes)
+            self.passed_bytes.append(0)
+            server = socket.create_connection(("127.0.0.1", self._target))
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._relay, args=(number, source, sink), daemon=True).start()
+
+    def _relay(self, number: int, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while body := source.recv(64 * 1024):
+                if number == 0 and self._cut is not None and self.passed_bytes[0] + len(body) > self._cut:
+                    break
+                self.passed_bytes[number] += len(body)
+                sink.sendall(body)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
