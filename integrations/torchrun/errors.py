@@ -27,3 +27,7 @@ class AdmissionRefused(IntegrationError):
 
 class MeetingFailed(IntegrationError):
     """The rendezvous endpoint could not be served or reached."""
+
+
+class RunEnded(IntegrationError):
+    """Why an agent ends, as its error file tells it."""

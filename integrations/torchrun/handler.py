@@ -31,6 +31,7 @@ from lmr.integrations.torchrun.agent_view import AgentView
 from lmr.integrations.torchrun.config import BackendConfig, read_config
 from lmr.integrations.torchrun.current import Current, End
 from lmr.integrations.torchrun.entry import BACKEND
+from lmr.integrations.torchrun.error_file import write_error_file
 from lmr.integrations.torchrun.errors import AdmissionRefused, ConfigInvalid, MeetingFailed
 from lmr.integrations.torchrun.identity import node_id
 from lmr.integrations.torchrun.node import NodeRuntime
@@ -61,6 +62,8 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _refuse(reason: str, code: int) -> NoReturn:
+    if code:
+        write_error_file(reason)
     print(f"lm_resiliency: {'error: ' if code else ''}{reason}", file=sys.stderr, flush=True)
     raise SystemExit(code)
 
@@ -132,6 +135,7 @@ class LmrHandler(RendezvousHandler):
         agent = AgentView.of_caller()
         with self._signals_while_parked():
             if self._runtime is None:
+                agent.look_often()
                 self._join(agent)
             elif self._generation >= 0:
                 self._between()
