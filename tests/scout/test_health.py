@@ -191,3 +191,44 @@ def test_a_source_that_raises_is_left_out_and_the_others_go_on() -> None:
     made.start()
     assert [fact.metric for fact in made.look()] == ["hot"]
     assert made.look() == []
+
+
+PLUGIN = """
+from lmr.integrations.scout.health.source import Finding, Source
+
+class Fans(Source):
+    name = "fans"
+    speed = 100
+    def start(self):
+        return True
+    def look(self):
+        return [Finding("fan0", "stopped", "warning")] if self.speed == 0 else []
+
+class Unfinished(Source):
+    name = "unfinished"
+
+def broken():
+    raise OSError("no such device")
+"""
+
+
+def test_an_installed_source_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip leaves it: a module and its dist-info. What is no source, or fails to load, is said and left out."""
+    write(tmp_path / "site/our_fans.py", PLUGIN)
+    write(tmp_path / "site/our_fans-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: our-fans\nVersion: 1.0\n")
+    write(
+        tmp_path / "site/our_fans-1.0.dist-info/entry_points.txt",
+        "[lmr.health_sources]\nfans = our_fans:Fans\nhalf = our_fans:Unfinished\nbroken = our_fans:broken\n"
+        "absent = our_fans:Missing\nlist = builtins:list\n",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = {source.name: source for source in sources(HealthPolicy())}
+    assert found.keys() == {*NAMES, "fans"}
+    fans: Any = found["fans"]
+    published: list[EventData] = []
+    made = HealthWatch("node-1", HealthPolicy(), published.append, [fans])
+    assert made.start() == ("fans",)
+    assert made.look() == []
+    fans.speed = 0
+    assert made.look() == [DeviceUnhealthy(node="node-1", device="fan0", metric="stopped", severity="warning")]
+    assert "fans" not in {source.name for source in sources(HealthPolicy(disabled_sources=("fans",)))}

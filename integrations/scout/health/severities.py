@@ -4,7 +4,13 @@ A fatal finding takes the node out of the run for good, so only faults after whi
 repair, reset or replacement are fatal. Whatever an application can cause itself is at most a warning.
 
 Xid numbers: NVIDIA, "Xid Errors", https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
-EDAC: Linux kernel documentation, driver-api/edac and admin-guide/RAS
+EDAC counters: Linux kernel, Documentation/admin-guide/RAS/main.rst (`ue_count`, `ce_count`)
+Machine checks: Linux kernel, arch/x86/kernel/cpu/mce/core.c; memory failures: mm/memory-failure.c
+Block and file-system lines: block/blk-mq.c, fs/ext4/super.c, fs/xfs/xfs_message.c
+Transmit timeouts: net/sched/sch_generic.c; counters of cards: Documentation/networking/statistics.rst
+SCSI and SATA counters: Linux kernel, drivers/scsi/scsi_sysfs.c (`ioerr_cnt`)
+NVML: NVIDIA, NVML API Reference Guide: nvmlDeviceGetTotalEccErrors, nvmlDeviceGetRemappedRows, NVML_ERROR_GPU_IS_LOST
+Control groups: Linux kernel, Documentation/admin-guide/cgroup-v2.rst (`memory.events`, `oom_kill`)
 """
 
 from __future__ import annotations
