@@ -1,5 +1,7 @@
 """SCOUT in a real training: a rank that stops is found, named and recovered; a healthy one is accused of nothing."""
 
+import hashlib
+import json
 import os
 import signal
 from pathlib import Path
@@ -29,12 +31,17 @@ def test_a_stopped_rank_is_a_hang_of_that_rank(job):
     assert loop.wait_exit("node-2", 90) == 0, loop.standing()
     hung = loop.events("rank_hung")
     assert [h["ranks"] for h in hung] == [[rank]], hung
-    assert {a["name"] for a in hung[0]["artifacts"]}, "stacks are captured before anything is killed"
+    kept = {path.name: path for path in Path(loop.folder, "artifacts").rglob("*") if path.is_file()}
+    for cited in hung[0]["artifacts"]:
+        assert hashlib.sha256(kept[cited["name"]].read_bytes()).hexdigest() == cited["digest"]
+        assert kept[cited["name"]].stat().st_mode & 0o077 == 0
+    seen = {doc["rank"]: doc for name in kept if "-stacks-" in name for doc in [json.loads(kept[name].read_text())]}
+    assert seen[rank]["kernel"]["state"] == "T", "a stopped process gives no stack, the kernel's view stands"
+    (witness,) = seen.keys() - {rank}
+    assert "small_training.py" in seen[witness]["stacks"], "a healthy rank's stack shows for what it waits"
+    assert any(f"rank{witness}-" in a["name"] and "flight-record" in a["name"] for a in hung[0]["artifacts"])
     plan = loop.plans()[1]
     assert (plan["action"], plan["cause"]["kind"], plan["cause"]["nodes"]) == ("restart", "hang", ["node-2"])
-    kept = [path for path in Path(loop.folder, "artifacts").rglob("*") if path.is_file()]
-    assert kept
-    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
 
 
 def test_a_healthy_training_is_accused_of_nothing(job):
