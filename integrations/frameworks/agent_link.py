@@ -62,6 +62,10 @@ class AgentLink:
         """A durable checkpoint of the script is complete. Called on any thread."""
         self._send({"kind": "persisted", "rank": self._context.rank, "step": step, "checkpoint_id": checkpoint_id})
 
+    def reran(self, result: dict[str, Any]) -> None:
+        """A call was computed again; what came out is compared with the other ranks'."""
+        self._send({"kind": "rerun", "rank": self._context.rank, **result})
+
     def degraded(self, what: str, why: str) -> None:
         """Protection is weaker than it should be; each thing is said once, here and in the worker's output."""
         if what in self._said:

@@ -26,6 +26,7 @@ class TrainerContext:
     enable_checkpoint: bool
     enable_detection: bool
     checkpoint: dict[str, Any]
+    replay: dict[str, Any]
     page: WorkerPage
 
     @property
@@ -55,6 +56,7 @@ def enter(page: WorkerPage) -> TrainerContext:
         enable_checkpoint=bool(policy.get("enable_checkpoint", True)),
         enable_detection=bool(policy.get("enable_detection", True)),
         checkpoint=dict(policy.get("checkpoint", {})),
+        replay=dict(policy.get("replay", {})),
         page=page,
     )
     return _current

@@ -16,7 +16,7 @@ class _Table(BaseModel):
 class PulsePolicy(_Table):
     """How often nodes look at their ranks."""
 
-    enabled: bool = Field(True, description="observe the ranks at all; hang, desync, straggler, stall and loss need it")
+    enabled: bool = Field(True, description="observe the ranks at all; every detector but health and drift needs it")
     report_ms: int = Field(
         500,
         ge=50,
@@ -168,6 +168,68 @@ class LossPolicy(_Table):
         le=600_000,
         description="milliseconds to hear of that step from every rank, so that one rank's fault and everybody's are "
         "told apart: three reports",
+    )
+
+
+class ContinuityPolicy(_Table):
+    """State that changes while nobody writes to it."""
+
+    enabled: bool = Field(True, description="compare what an optimizer step left with what the next one finds")
+    slice_bytes: int = Field(
+        4 * 1024 * 1024,
+        ge=4 * 1024,
+        le=1 << 40,
+        description="bytes of parameters and optimizer state looked at in each step, the next ones in the next: "
+        "reading 4 MiB twice takes about a millisecond of one core",
+    )
+    slice_tensors: int = Field(
+        256, ge=1, le=1_000_000, description="tensors looked at in each step at most: each costs some microseconds"
+    )
+    proving_checks: int = Field(
+        2,
+        ge=1,
+        le=1_000,
+        description="how often a piece of state must first have been found unchanged: what a script writes behind "
+        "torch's back changes from the beginning and is left alone, once",
+    )
+    settle_ms: int = Field(
+        1_500,
+        ge=0,
+        le=600_000,
+        description="milliseconds to hear of that step from every rank: what changes on most of them is the script's "
+        "doing. Three reports",
+    )
+
+
+class RerunPolicy(_Table):
+    """Calls that equivalent ranks compute again and compare."""
+
+    enabled: bool = Field(True, description="compute calls of the model again and compare the ranks' results")
+    every_steps: int = Field(
+        100,
+        ge=1,
+        le=1_000_000_000,
+        description="optimizer steps between two checks: one layer forward and backward twice is about a sixth of a "
+        "step of twelve layers, so a hundredth of that",
+    )
+    seeds: int = Field(
+        4,
+        ge=1,
+        le=1_000,
+        description="how many sets of values a call is computed with in turn: a fault may show with some values only",
+    )
+    most_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=1024,
+        le=1 << 40,
+        description="largest parameters and inputs, in bytes, of a call that is computed again: they are made anew",
+    )
+    settle_ms: int = Field(
+        5_000,
+        ge=0,
+        le=600_000,
+        description="milliseconds to wait for every rank's result: ranks compute it at the same step, each at its own "
+        "speed",
     )
 
 

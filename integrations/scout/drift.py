@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lmr.integrations.scout.detector_policy import DriftPolicy
@@ -31,7 +31,13 @@ PACKAGES = (
 )
 ENVIRONMENT = ("NCCL_", "GLOO_", "TORCH_", "CUDA_", "CUBLAS_", "PYTORCH_", "OMP_", "MKL_", "UCX_", "FI_")
 """Prefixes of variables that change what is computed or how it travels."""
-OWN_TO_A_NODE = ("TORCHELASTIC_", "CUDA_VISIBLE_DEVICES", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "NCCL_DEBUG_FILE")
+OWN_TO_A_NODE = (
+    "TORCHELASTIC_",
+    "TORCH_ELASTIC_",
+    "CUDA_VISIBLE_DEVICES",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "NCCL_DEBUG_FILE",
+)
 """Names and prefixes that differ between nodes by their nature."""
 _CODE_MOST_BYTES = 16 * 1024 * 1024
 
@@ -44,8 +50,7 @@ def configuration(code: Path | None, environ: Mapping[str, str] = os.environ) ->
         environ: of the agent, which its workers inherit.
     """
     known = {"machine": platform.machine(), "python": platform.python_version(), "byteorder": sys.byteorder}
-    installed = {(d.metadata["Name"] or "").lower(): d.version for d in distributions()}
-    known |= {f"package.{name}": installed[name] for name in PACKAGES if name in installed}
+    known |= {f"package.{name}": found for name in PACKAGES if (found := _version(name)) is not None}
     known |= {f"env.{name}": value for name, value in environ.items() if _matters(name)}
     driver = _text(Path("/proc/driver/nvidia/version"))
     if driver is not None:
@@ -53,6 +58,13 @@ def configuration(code: Path | None, environ: Mapping[str, str] = os.environ) ->
     if code is not None:
         known["code"] = _text(code) or "missing"
     return {key: hashlib.sha256(value.encode()).hexdigest()[:16] for key, value in known.items()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _matters(name: str) -> bool:

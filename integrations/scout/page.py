@@ -83,6 +83,8 @@ class Word(enum.IntEnum):
     BATCHES = 24
     ENTERED_GROUP = 25
     STEP_DONE_NS = 26
+    CHECKED_STEP = 27
+    DAMAGED_STEP = 28
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class Reading:
     save_ns: int
     long_ns: int
     batches: int
+    checked_step: int | None = None
+    damaged_step: int | None = None
     groups: tuple[GroupReading, ...] = ()
     recent: tuple[tuple[int, int, int], ...] = ()
     step_times_ns: tuple[int, ...] = ()
@@ -146,6 +150,7 @@ def create(rank: int, generation: int) -> tuple[int, mmap.mmap]:
     words[Word.GENERATION] = generation
     words[Word.STEP] = -1
     words[Word.NONFINITE_STEP] = -1
+    words[Word.CHECKED_STEP] = words[Word.DAMAGED_STEP] = -1
     words[Word.SINCE_NS] = words[Word.STEP_DONE_NS] = time.monotonic_ns()
     words[Word.LAYOUT] = LAYOUT
     words.release()
@@ -189,20 +194,19 @@ class PulseReader:
 
     def _take(self, *, torn: bool) -> Reading:
         w = self._words[:2048].tolist()
-        step, nonfinite = w[Word.STEP], w[Word.NONFINITE_STEP]
         return Reading(
             pid=w[Word.PID],
             rank=w[Word.RANK],
             generation=w[Word.GENERATION],
             beats=w[Word.BEATS],
-            step=None if step < 0 else step,
+            step=_known(w[Word.STEP]),
             steps_here=w[Word.STEPS_HERE],
             micro=w[Word.MICRO],
             phase=Phase(w[Word.PHASE]),
             since_ns=w[Word.SINCE_NS],
             waiting=bool(w[Word.WAITING]),
             waiting_group=w[Word.ENTERED_GROUP],
-            nonfinite_step=None if nonfinite < 0 else nonfinite,
+            nonfinite_step=_known(w[Word.NONFINITE_STEP]),
             role=w[Word.ROLE],
             longest_data_ns=w[Word.LONGEST_DATA_NS],
             longest_save_ns=w[Word.LONGEST_SAVE_NS],
@@ -212,6 +216,8 @@ class PulseReader:
             save_ns=w[Word.SAVE_NS],
             long_ns=w[Word.LONG_NS],
             batches=w[Word.BATCHES],
+            checked_step=_known(w[Word.CHECKED_STEP]),
+            damaged_step=_known(w[Word.DAMAGED_STEP]),
             groups=_groups(w),
             recent=_recent(w),
             step_times_ns=tuple(t for t in w[STEPS_AT : STEPS_AT + STEP_ENTRIES] if t > 0),
@@ -232,6 +238,10 @@ class PulseReader:
         """Unmap the page."""
         self._words.release()
         self._memory.close()
+
+
+def _known(step: int) -> int | None:
+    return None if step < 0 else step
 
 
 def _groups(w: list[int]) -> tuple[GroupReading, ...]:

@@ -182,6 +182,18 @@ class Pulse:
         """The loss or gradient norm of the present step is not finite; counts once the step is taken with it."""
         self._nonfinite = True
 
+    def state_checked(self, step: int, *, damaged: bool) -> None:
+        """The state that step left was looked at again before the next step wrote to it.
+
+        Args:
+            step: optimizer steps completed.
+            damaged: it is not what the step left.
+        """
+        if self.live:
+            if damaged:  # first, so that no reader takes a damaged step for a sound one
+                self._words[Word.DAMAGED_STEP] = step
+            self._words[Word.CHECKED_STEP] = step
+
     def role(self, *parts: Any) -> None:
         """What this rank computes: ranks of one role are expected to be equally fast."""
         if self.live:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmr.integrations.scout.detector_policy import (
+    ContinuityPolicy,
     DesyncPolicy,
     DriftPolicy,
     HangPolicy,
     HealthPolicy,
     LossPolicy,
     PulsePolicy,
+    RerunPolicy,
     StallPolicy,
     StragglerPolicy,
 )
@@ -30,5 +32,14 @@ class ReplayPolicy(BaseModel):
     straggler: StragglerPolicy = StragglerPolicy()
     stall: StallPolicy = StallPolicy()
     loss: LossPolicy = LossPolicy()
+    continuity: ContinuityPolicy = ContinuityPolicy()
+    rerun: RerunPolicy = RerunPolicy()
     health: HealthPolicy = HealthPolicy()
     drift: DriftPolicy = DriftPolicy()
+
+    @property
+    def own_word_ms(self) -> int:
+        """How long peers that differ without a majority are kept back: a rank's own continuity may name it."""
+        if not (self.continuity.enabled and self.pulse.enabled):
+            return 0
+        return self.continuity.settle_ms + 2 * self.pulse.report_ms

@@ -10,7 +10,7 @@ Time is passed in, so a recorded stream of summaries gives the same facts again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
@@ -23,17 +23,24 @@ from lmr.engine.events import (
     LossDiverged,
     RankHung,
     RankSlowed,
+    ReplayChecked,
 )
 from lmr.integrations.scout import hang
+from lmr.integrations.scout.at_rest import RECIPE, AtRestDetector
 from lmr.integrations.scout.desync import DesyncDetector
 from lmr.integrations.scout.loss import LossDetector
 from lmr.integrations.scout.replay_policy import ReplayPolicy
+from lmr.integrations.scout.rerun.golden import Golden
+from lmr.integrations.scout.rerun.verdicts import Result, ResultInvalid, Verdicts
 from lmr.integrations.scout.stall import StallDetector
 from lmr.integrations.scout.standing import Standing
 from lmr.integrations.scout.straggler import StragglerDetector
 from lmr.integrations.scout.summary import SummaryInvalid, from_wire
 
 log = structlog.get_logger("lmr.scout")
+
+RETAINED_STEPS = 4096
+VerdictWord = Literal["clean", "corrupt", "inconclusive"]
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,12 @@ class RunScout:
 
     Args:
         policy: the run's `[replay]` table.
+        golden: results that were agreed on earlier in the run.
     """
 
-    def __init__(self, policy: ReplayPolicy) -> None:
+    def __init__(self, policy: ReplayPolicy, golden: Golden | None = None) -> None:
         self._policy = policy
+        self._golden = golden or Golden()
         self._requests = 0
         self._begin(Standing(-1, 0))
 
@@ -73,6 +82,9 @@ class RunScout:
         self._stalls = StallDetector(self._policy.stall, self._policy.hang)
         self._losses = LossDetector(self._policy.loss)
         self._stragglers = StragglerDetector(self._policy.straggler)
+        self._at_rest = AtRestDetector(self._policy.continuity)
+        self._reruns = Verdicts(self._policy.rerun, self._golden)
+        self._retained: set[int] = set()
         self._suspicion: _Suspicion | None = None
         self._hang_said: tuple[Any, ...] | None = None
 
@@ -81,6 +93,16 @@ class RunScout:
     def begin(self, generation: int, world_size: int) -> None:
         """A new worker group; what was said about older ones no longer counts."""
         self._begin(Standing(generation, world_size))
+
+    def told(self, message: dict[str, Any], now_ms: int) -> None:
+        """A node's message: `pulse`, `captured` or `rerun`."""
+        match message["kind"]:
+            case "pulse":
+                self.heard(message, now_ms)
+            case "captured":
+                self.captured(message)
+            case "rerun":
+                self.reran(message, now_ms)
 
     def heard(self, message: dict[str, Any], now_ms: int) -> None:
         """A node's `pulse` message; one of another generation is ignored, one that is none is said and dropped."""
@@ -109,6 +131,38 @@ class RunScout:
         if generation == self.standing.generation:
             (self.standing.finished if clean else self.standing.lost).add(rank)
 
+    def retained(self, step: int) -> None:
+        """A step is kept, so a clean check of it is worth telling."""
+        self._retained = {kept for kept in self._retained if kept > step - RETAINED_STEPS} | {step}
+
+    def vouches(self, step: int, *, peers_compare: bool) -> bool:
+        """Whether checks that come after a step's capture have had their say and nothing speaks against it.
+
+        Args:
+            step: optimizer steps completed.
+            peers_compare: digests of peers show damage at rest; otherwise every rank's continuity has to.
+        """
+        policy = self._policy
+        if not policy.pulse.enabled:
+            return True
+        if policy.rerun.enabled and not self._reruns.settled(step):
+            return False
+        return peers_compare or not policy.continuity.enabled or self._at_rest.vouches(self.standing, step)
+
+    def reran(self, message: dict[str, Any], now_ms: int) -> None:
+        """A rank's result of a call that was computed again."""
+        if message.get("generation") != self.standing.generation:
+            return
+        try:
+            self._reruns.hear(Result.parse(message), now_ms)
+        except ResultInvalid as error:
+            log.error("result_refused", why=str(error)[:200])
+
+    @property
+    def named_damage(self) -> bool:
+        """Whether a rank of this generation was named for state that changed while nobody wrote to it."""
+        return self._at_rest.named
+
     # What follows from it --------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> list[EventData | Ask]:
@@ -125,6 +179,10 @@ class RunScout:
             said += self._desynced(now_ms)
         if policy.loss.enabled:
             said += self._diverged(now_ms)
+        if policy.continuity.enabled:
+            said += self._damaged(now_ms)
+        if policy.rerun.enabled:
+            said += self._computed_again(now_ms)
         if not standing.complete(now_ms, policy.pulse.stale_ms):
             return said
         said += self._stalled()
@@ -147,6 +205,35 @@ class RunScout:
         if found is None:
             return []
         return [LossDiverged(generation=self.standing.generation, step=found.step, ranks=found.ranks)]
+
+    def _damaged(self, now_ms: int) -> list[EventData]:
+        # The step's own captures came before its digest: what the next step makes of the state is the first bad.
+        return [
+            self._checked(
+                found.step + 1, RECIPE, "corrupt" if found.ranks else "inconclusive", found.ranks, found.peers
+            )
+            for found in self._at_rest.look(self.standing, now_ms)
+        ]
+
+    def _computed_again(self, now_ms: int) -> list[EventData]:
+        """What is not clean at once; what is, of steps that are kept only."""
+        return [
+            self._checked(v.step, v.recipe, v.verdict, v.ranks, v.peers)
+            for v in self._reruns.look(self.standing.live, now_ms)
+            if v.verdict != "clean" or v.step in self._retained
+        ]
+
+    def _checked(
+        self, step: int, recipe: str, verdict: VerdictWord, ranks: tuple[int, ...], peers: tuple[int, ...]
+    ) -> ReplayChecked:
+        return ReplayChecked(
+            generation=self.standing.generation,
+            step=step,
+            recipe=recipe,
+            verdict=verdict,
+            ranks=ranks,
+            peers=peers,
+        )
 
     def _stalled(self) -> list[EventData]:
         kinds = {"input": InputStalled, "checkpoint": CheckpointStalled}

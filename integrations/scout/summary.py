@@ -52,6 +52,10 @@ class Summary:
     waited_us: int = 0
     data_us: int = 0
     save_us: int = 0
+    checked_step: int | None = None
+    """Newest step whose state was looked at again before the next step wrote to it."""
+    damaged_step: int | None = None
+    """Newest step whose state was then not what the step had left."""
     groups: tuple[GroupState, ...] = ()
     recent: tuple[tuple[int, int, int], ...] = ()
     """Newest collectives: group id, sequence, fingerprint."""
@@ -98,6 +102,8 @@ def summarize(reading: Reading, state: str, now_ns: int) -> Summary:
         waited_us=reading.waited_ns // _NS_PER_US,
         data_us=reading.data_ns // _NS_PER_US,
         save_us=reading.save_ns // _NS_PER_US,
+        checked_step=reading.checked_step,
+        damaged_step=reading.damaged_step,
         groups=tuple(
             GroupState(g.id, g.entered, g.fingerprint, g.done, g.waited_ns // _NS_PER_US, g.calls)
             for g in reading.groups
@@ -122,17 +128,18 @@ _NUMBERS = (
     "data_us",
     "save_us",
 )
+_STEPS = ("step", "nonfinite_step", "checked_step", "damaged_step")
+"""Absent where there is none; a stream recorded by an older version may lack some."""
 
 
 def to_wire(summary: Summary) -> dict[str, Any]:
     """As JSON."""
     told: dict[str, Any] = {name: getattr(summary, name) for name in _NUMBERS}
     told |= {
-        "step": summary.step,
+        **{name: getattr(summary, name) for name in _STEPS},
         "phase": int(summary.phase),
         "waiting": summary.waiting,
         "state": summary.state,
-        "nonfinite_step": summary.nonfinite_step,
         "groups": [[g.id, g.entered, g.fingerprint, g.done, g.waited_us, g.calls] for g in summary.groups],
         "recent": [list(entry) for entry in summary.recent],
     }
@@ -146,13 +153,16 @@ def from_wire(told: dict[str, Any]) -> Summary:
         SummaryInvalid: it is none.
     """
     try:
+        steps = {name: None if told.get(name) is None else int(told[name]) for name in _STEPS}
         return Summary(
             **{name: int(told[name]) for name in _NUMBERS},
-            step=None if told["step"] is None else int(told["step"]),
+            step=steps["step"],
+            nonfinite_step=steps["nonfinite_step"],
+            checked_step=steps["checked_step"],
+            damaged_step=steps["damaged_step"],
             phase=Phase(told["phase"]),
             waiting=bool(told["waiting"]),
             state=str(told["state"]),
-            nonfinite_step=None if told["nonfinite_step"] is None else int(told["nonfinite_step"]),
             groups=tuple(GroupState(*map(int, group)) for group in told["groups"]),
             recent=tuple((int(g), int(s), int(f)) for g, s, f in told["recent"]),
         )

@@ -42,6 +42,11 @@ def attach(context: TrainerContext) -> Pulse | None:
     return _pulse
 
 
+def current() -> Pulse | None:
+    """This trainer's pulse, once it is observed."""
+    return _pulse
+
+
 def _leave(pulse: Pulse) -> None:
     """The interpreter ends: however long that takes is no hang, and nobody looks into what is being taken apart."""
     pulse.enter(page.Phase.DECLARED)

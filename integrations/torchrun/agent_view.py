@@ -50,6 +50,19 @@ class AgentView:
         except (AttributeError, TypeError, ValueError):
             return _from_command_line(sys.argv) or int(os.environ.get("PET_NPROC_PER_NODE", "1"))
 
+    def script(self) -> Path | None:
+        """The file workers run; None where it is a module, or something else than Python."""
+        try:
+            spec = self._agent.get_worker_group().spec
+            arguments = [str(argument) for argument in spec.args]
+            entrypoint = spec.entrypoint
+        except (AttributeError, TypeError):
+            return None
+        if not isinstance(entrypoint, str) or "-m" in arguments[:2]:
+            return None
+        named = next((argument for argument in arguments if not argument.startswith("-")), None)
+        return Path(named) if named is not None and named.endswith(".py") else None
+
     def pids(self) -> list[int]:
         """Processes torchrun started for the current workers."""
         try:

@@ -18,6 +18,7 @@ from lmr.engine.errors import EventInvalid
 from lmr.engine.events import (
     CheckpointCaptured,
     CheckpointReplicated,
+    ConfigDrifted,
     Data,
     Event,
     NodeConfirmed,
@@ -33,6 +34,8 @@ from lmr.engine.events import (
 )
 from lmr.engine.plan import Plan
 from lmr.engine.record import Record
+from lmr.integrations.scout.drift import DriftDetector
+from lmr.integrations.scout.rerun.golden import Golden
 from lmr.integrations.scout.run_scout import Ask, RunScout
 from lmr.integrations.torchrun import admission, announcement
 from lmr.integrations.torchrun.admission import Refusal
@@ -105,7 +108,9 @@ class Decider:
         self._retention: Retention | None = None
         self._probed_generation = -2
         policy = config.worker_policy
-        self._scout = RunScout(policy.replay) if policy.enable_detection else None
+        golden = Golden(config.state_folder / "golden.json")
+        self._scout = RunScout(policy.replay, golden) if policy.enable_detection else None
+        self._drift = DriftDetector(policy.replay.drift)
         self._outage: str | None = None
         self._expected_until = 0.0
         self._stopping = False
@@ -204,6 +209,19 @@ class Decider:
         event = Event.of(data, at_ms=_now_ms(), source=source)
         self._committer.submit(Fact(f"decider/{self._writer.replace('/', '.')}.{self._epoch}/{self._counter}", event))
 
+    def _publish_undecided(self, data: Data) -> None:
+        """Peers differ and no majority names one; a rank's own continuity may, within moments, and then that is all."""
+        scout, generation = self._scout, self._roster.generation
+        if scout is None:
+            self._publish(data)
+            return
+
+        def publish() -> None:
+            if generation == self._roster.generation and not scout.named_damage:
+                self._publish(data)
+
+        self._loop.call_later(self._config.worker_policy.replay.own_word_ms / 1000, publish)
+
     # -- what the log says ---------------------------------------------------------------------------------------------
 
     def _take(self, record: Record) -> None:
@@ -258,13 +276,19 @@ class Decider:
                 log.info("worker_exited", node=record.event.source, error=error and error.kind)
                 self._probe(generation)
             case CheckpointCaptured(generation=generation, step=step, slot=slot):
-                if self._retention is not None and generation == self._roster.generation:
-                    self._retention.captured(step, slot)
+                self._captured(generation, step, slot)
             case CheckpointReplicated(generation=generation, step=step, slot=slot, holder=holder):
                 if self._retention is not None and generation == self._roster.generation:
                     self._retention.replicated(step, slot, holder)
             case _:
                 pass
+
+    def _captured(self, generation: int, step: int, slot: int) -> None:
+        if self._retention is None or generation != self._roster.generation:
+            return
+        self._retention.captured(step, slot)
+        if self._scout is not None:
+            self._scout.retained(step)
 
     def _ranks_of(self, node: str) -> tuple[int, ...]:
         plan = self._roster.plan
@@ -282,6 +306,8 @@ class Decider:
         """Let the detectors look at what all ranks said; publish what they find."""
         if self._scout is None or self._roster.closed is not None:
             return
+        if self._retention is not None:
+            self._retention.look(_monotonic_ms())
         for said in self._scout.tick(_monotonic_ms()):
             if isinstance(said, Ask):
                 self._sessions.tell(
@@ -347,6 +373,8 @@ class Decider:
             tell_active=self._tell_active,
             tell_all=self._tell_all,
             publish=self._publish,
+            undecided=self._publish_undecided,
+            vouches=None if self._scout is None else self._scout.vouches,
         )
 
     def _send_orders(self, session: Session) -> None:
@@ -430,6 +458,7 @@ class Decider:
     def _forget(self, session: Session) -> None:
         if self._sessions.get(session.node) is session:
             del self._sessions[session.node]
+            self._drift.forget(session.node)
         session.channel.close()
 
     # -- connections ---------------------------------------------------------------------------------------------------
@@ -585,12 +614,13 @@ class Decider:
             case "digests":
                 if self._retention is not None and message["generation"] == self._roster.generation:
                     self._retention.digests(message["step"], message["ranks"])
-            case "pulse" if self._scout is not None:
-                self._scout.heard(message, _monotonic_ms())
-            case "captured" if self._scout is not None:
-                self._scout.captured(message)
-            case "pulse" | "captured":
-                pass
+            case "pulse" | "captured" | "rerun":
+                if self._scout is not None:
+                    self._scout.told(message, _monotonic_ms())
+            case "configuration":
+                for drift in self._drift.tell(session.node, message["keys"]):
+                    log.warning("config_drifted", node=drift.node, keys=drift.keys)
+                    self._publish(ConfigDrifted(node=drift.node, keys=drift.keys))
             case unknown:
                 log.warning("unknown_message", kind=unknown, node=session.node)
 

@@ -154,7 +154,7 @@ class LmrHandler(RendezvousHandler):
         runtime = NodeRuntime(self._config)
         self._runtime = runtime
         try:
-            runtime.join(agent.local_world_size(), lambda: self._stop_signal is not None)
+            runtime.join(agent.local_world_size(), lambda: self._stop_signal is not None, agent.script())
         except AdmissionRefused as refused:
             self._leave("refused")
             _refuse(refused.reason, refused.exit_code)

@@ -18,11 +18,13 @@ import threading
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import structlog
 
 from lmr.engine.events import CheckpointPersisted, Data
+from lmr.integrations.scout.drift import configuration
 from lmr.integrations.scout.health.watch import HealthWatch, sources
 from lmr.integrations.scout.node_scout import NodeScout
 from lmr.integrations.torchrun import local_socket, warm
@@ -88,6 +90,7 @@ class NodeRuntime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._scout: NodeScout | None = None
+        self._script: Path | None = None
         self._warm: subprocess.Popen[bytes] | None = None
         self._warm_name = ""
 
@@ -113,8 +116,13 @@ class NodeRuntime:
             self._changed.wait_for(lambda: self._current is not seen, timeout_s)
             return self._current
 
-    def join(self, local_world_size: int, cancelled: Any) -> None:
+    def join(self, local_world_size: int, cancelled: Any, script: Path | None) -> None:
         """Meet, host the run if nobody does, and be admitted.
+
+        Args:
+            local_world_size: workers of this node.
+            cancelled: whether the agent was told to leave meanwhile.
+            script: what the workers run, where that is a file.
 
         Raises:
             MeetingFailed: the endpoint could not be served or reached.
@@ -122,6 +130,7 @@ class NodeRuntime:
             StoreError: the event log cannot be opened.
         """
         self._local_world_size = local_world_size
+        self._script = script
         self._thread.start()
         if self._config.embedded or self._config.secret is None:
             self._meeting = meet(self._config, cancelled)
@@ -143,6 +152,7 @@ class NodeRuntime:
             if self._scout is not None:
                 self._scout.expect(generation)
             self._reports.expect(generation, ranks)
+            self._spawn(self._tell_configuration())
 
         self._do(expect(), 10)
 
@@ -294,6 +304,12 @@ class NodeRuntime:
         watch = HealthWatch(self._identity.node, health, lambda data: self._fact(cast("Data", data)), sources(health))
         self._spawn(watch.run())
 
+    async def _tell_configuration(self) -> None:
+        """How this node is set up, for the run to compare; reading it takes some milliseconds of a thread."""
+        policy = self._config.worker_policy
+        if policy.enable_detection and policy.replay.drift.enabled:
+            self._tell_run("configuration", keys=await asyncio.to_thread(configuration, self._script))
+
     def _tell_run(self, kind: str, **values: Any) -> None:
         if self._link is not None:
             self._link.send(kind, **values)
@@ -427,7 +443,8 @@ class NodeRuntime:
                 log.debug("unknown_message", kind=message["kind"])
 
     def _say_again(self) -> None:
-        """After a reconnect: what is not a fact and the decider may have missed."""
+        """On every connection: what is not a fact, and the decider does not know or may have missed."""
+        self._spawn(self._tell_configuration())
         if self._arrival is not None:
             self._arrive(*self._arrival)
         if self._restorable is not None:
@@ -516,6 +533,8 @@ class NodeRuntime:
                 self._fact(CheckpointPersisted(**told))
             case "pulse_page" if self._scout is not None:
                 self._scout.trainer_said(message)
+            case "rerun":
+                self._tell_run(**message)
             case "degraded":
                 log.error("protection_degraded", what=message["what"], why=message["why"])
             case _:

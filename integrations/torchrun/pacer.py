@@ -8,11 +8,16 @@ progress stands for all. In memory only: what becomes of a pin is a fact, the pi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LEAD_FIRST = 2
 LEAD_MOST = 256
 MISSED_AFTER_MS = 5_000
+UNFINISHED_AFTER_MS = 60_000
+"""A pin that every slot has captured is given up later: replicas of a large state take their time."""
+VOUCH_WAIT_MS = 3_000
+"""How long a step that is complete otherwise waits for continuity, before it is taken for as safe as it gets."""
 
 
 @dataclass
@@ -36,6 +41,8 @@ class Pacer:
     publish_ms: int
     restored: int
     spill_ms: int | None = None
+    vouches: Callable[[int], bool] = lambda _step: True
+    """Whether checks that come after a step's capture have had their say: until then, the step before is kept too."""
     pinned: int | None = None
     newest: int = 0
     certified: int | None = None
@@ -47,11 +54,14 @@ class Pacer:
     _captured: set[int] = field(default_factory=set)
     _replicated: dict[int, set[str]] = field(default_factory=dict)
     _verdict: str | None = None
+    _unvouched_since_ms: int | None = None
+    _overdue: bool = False
 
     def progress(self, step: int, now_ms: int) -> int | None:
         """Slot 0 has captured `step`. Returns the step to pin, when one is to be."""
         self.newest = max(self.newest, step)
-        if self.pinned is not None and self.newest > self.pinned and now_ms - self._pinned_at_ms > MISSED_AFTER_MS:
+        patience_ms = MISSED_AFTER_MS if len(self._captured) < self.slots else UNFINISHED_AFTER_MS
+        if self.pinned is not None and self.newest > self.pinned and now_ms - self._pinned_at_ms > patience_ms:
             self._lead = min(self._lead * 2, LEAD_MOST)  # ranks passed the pin before they heard of it
             self.pinned = None
         if self.pinned is not None or now_ms - self._pinned_at_ms < self.publish_ms:
@@ -64,6 +74,8 @@ class Pacer:
         self._captured.clear()
         self._replicated.clear()
         self._verdict = None
+        self._unvouched_since_ms = None
+        self._overdue = False
         return self.pinned
 
     def captured(self, slot: int, step: int) -> bool:
@@ -84,18 +96,30 @@ class Pacer:
             self._verdict = verdict
         return self._finish()
 
+    def look(self, now_ms: int) -> bool:
+        """Ask again what is waited for; true when that completed the pinned step."""
+        done = self._finish()
+        if self.pinned is not None and self._is_complete():
+            if self._unvouched_since_ms is None:
+                self._unvouched_since_ms = now_ms
+            self._overdue = now_ms - self._unvouched_since_ms > VOUCH_WAIT_MS
+        return done
+
     def _finish(self) -> bool:
-        if self.pinned is None or len(self._captured) < self.slots:
-            return False
-        if sum(len(holders) >= self.replicas for holders in self._replicated.values()) < self.slots and self.replicas:
-            return False
-        if self.checked and self._verdict is None:
+        if self.pinned is None or not self._is_complete() or not (self._overdue or self.vouches(self.pinned)):
             return False
         self.complete = self.pinned
         if self._verdict == "clean":
             self.certified = self.pinned
         self.pinned = None
         return True
+
+    def _is_complete(self) -> bool:
+        if len(self._captured) < self.slots:
+            return False
+        if sum(len(holders) >= self.replicas for holders in self._replicated.values()) < self.slots and self.replicas:
+            return False
+        return not self.checked or self._verdict is not None
 
     def retained(self) -> list[int]:
         """Steps no node may overwrite."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from lmr.engine.events import Data, ReplayChecked, StateDiverged
 from lmr.integrations.scout.agreement import Agreement, Told, Verdict
@@ -12,6 +12,14 @@ from lmr.integrations.torchrun.pacer import Pacer
 from lmr.integrations.torchrun.worker_policy import WorkerPolicy
 
 VERDICTS_KEPT_STEPS = 64
+
+
+class Vouches(Protocol):
+    """Asked before a pinned step replaces the one before."""
+
+    def __call__(self, step: int, *, peers_compare: bool) -> bool:
+        """Whether nothing speaks against the step."""
+        ...
 
 
 class Retention:
@@ -27,6 +35,8 @@ class Retention:
         tell_active: sends every active node one message.
         tell_all: sends every node one message, standbys too, which hold replicas.
         publish: appends one fact of the decider.
+        undecided: publishes, later, that peers differ without a majority; unless one of them is named meanwhile.
+        vouches: whether checks that come after a step's capture have had their say; None where there are none.
     """
 
     def __init__(
@@ -41,12 +51,16 @@ class Retention:
         tell_active: Callable[..., None],
         tell_all: Callable[..., None],
         publish: Callable[[Data], None],
+        undecided: Callable[[Data], None],
+        vouches: Vouches | None,
     ) -> None:
         self._generation = generation
         self._compare = policy.replay.compare_state
         self._tell_active = tell_active
         self._tell_all = tell_all
         self._publish = publish
+        self._undecided = undecided
+        self._peers_compare = False
         finite_checked = policy.checkpoint.require_finite
         self._agreement = Agreement(world_size, finite_checked=finite_checked)
         self._verdicts: dict[int, list[Verdict]] = {}
@@ -60,7 +74,12 @@ class Retention:
             publish_ms=policy.recovery.publish_ms,
             restored=restored,
             spill_ms=policy.checkpoint.disk_every_s * 1000 if policy.checkpoint.disk_folder is not None else None,
+            vouches=lambda step: vouches is None or vouches(step, peers_compare=self._peers_compare),
         )
+
+    def look(self, now_ms: int) -> None:
+        """Now and then: checks that come after a capture may have had their say."""
+        self._settled(self._pacer.look(now_ms))
 
     def can_replicate(self, replicas: int) -> None:
         """How many copies of a slot there can be has changed."""
@@ -94,6 +113,7 @@ class Retention:
             int(rank): Told(said["digest"], tuple(said["peers"] or ()) if self._compare else (), said["finite"])
             for rank, said in told.items()
         }
+        self._peers_compare = self._peers_compare or any(told.peers for told in ranks.values())
         for verdict in self._agreement.take(step, ranks):
             self._verdicts.setdefault(step, []).append(verdict)
             if verdict.verdict == "corrupt" or step in self._captured:
@@ -105,7 +125,8 @@ class Retention:
         if verdict in self._told:
             return
         self._told.add(verdict)
-        self._publish(_fact_of(self._generation, verdict))
+        publish = self._undecided if verdict.verdict == "corrupt" and not verdict.ranks else self._publish
+        publish(_fact_of(self._generation, verdict))
         self._settled(self._pacer.verdict(verdict.step, verdict.verdict))
 
 

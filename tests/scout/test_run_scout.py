@@ -15,8 +15,9 @@ from lmr.engine.events import (
     LossDiverged,
     RankHung,
     RankSlowed,
+    ReplayChecked,
 )
-from lmr.integrations.scout.detector_policy import HangPolicy, StragglerPolicy
+from lmr.integrations.scout.detector_policy import ContinuityPolicy, HangPolicy, RerunPolicy, StragglerPolicy
 from lmr.integrations.scout.page import Phase
 from lmr.integrations.scout.replay_policy import ReplayPolicy
 from lmr.integrations.scout.run_scout import Ask, RunScout
@@ -235,3 +236,128 @@ def test_each_detector_can_be_switched_off(table: str) -> None:
     }[table]
     assert tell(scout(), *views) != []
     assert tell(scout(off), *views) == []
+
+
+# -- state at rest ----------------------------------------------------------------------------------------------------
+
+
+def stepping(number: int, step: int, checked: int | None, damaged: int | None = None) -> Summary:
+    return replace(
+        absent(number), still_ms=0, step=step, checked_step=checked, damaged_step=damaged, groups=(), waiting=False
+    )
+
+
+def verdict(step: int, verdict: str, ranks: tuple[int, ...], world: int) -> ReplayChecked:
+    return ReplayChecked.model_validate(
+        {
+            "generation": 3,
+            "step": step,
+            "recipe": "continuity",
+            "verdict": verdict,
+            "ranks": ranks,
+            "peers": tuple(range(world)),
+        }
+    )
+
+
+def test_damage_at_rest_is_of_the_step_it_would_have_gone_into_and_said_once() -> None:
+    made = scout()
+    damaged = [stepping(n, 41, 40, 40 if n == 2 else None) for n in range(4)]
+    assert tell(made, *damaged) == [verdict(41, "corrupt", (2,), 4)]
+    assert tell(made, *damaged, now_ms=1_100) == []
+
+
+def test_damage_waits_for_the_other_ranks_word_on_that_step() -> None:
+    made = scout(world=2)
+    late = [stepping(0, 40, 39), stepping(1, 41, 40, 40)]
+    assert tell(made, *late, now_ms=1_000) == []
+    assert tell(made, *late, now_ms=2_400) == []
+    assert tell(made, *late, now_ms=2_500) == [verdict(41, "corrupt", (1,), 2)]
+
+
+def test_what_changes_on_most_ranks_at_one_step_is_the_scripts_doing() -> None:
+    made = scout()
+    assert tell(made, *[stepping(n, 41, 40, 40) for n in range(4)]) == [verdict(41, "inconclusive", (), 4)]
+    after = [stepping(n, 51, 50, 50 if n == 1 else 40) for n in range(4)]
+    assert tell(made, *after, now_ms=2_000) == [verdict(51, "corrupt", (1,), 4)]
+
+
+def test_a_single_rank_is_believed() -> None:
+    assert tell(scout(world=1), stepping(0, 41, 40, 40)) == [verdict(41, "corrupt", (0,), 1)]
+
+
+def test_continuity_can_be_switched_off() -> None:
+    made = scout(ReplayPolicy(continuity=ContinuityPolicy(enabled=False)), world=1)
+    assert tell(made, stepping(0, 41, 40, 40)) == []
+
+
+# -- calls computed again ---------------------------------------------------------------------------------------------
+
+
+def reran(number: int, digest: str, step: int = 100, **more: Any) -> dict[str, Any]:
+    told = {"kind": "rerun", "generation": 3, "rank": number, "step": step, "recipe": "0.head", "call": "c"}
+    return told | {"digests": [digest, digest]} | more
+
+
+def alive(made: RunScout, world: int = 4) -> None:
+    assert tell(made, *[stepping(n, 101, 100) for n in range(world)]) == []
+
+
+def test_a_rank_that_computes_otherwise_is_named_at_once() -> None:
+    made = scout()
+    alive(made)
+    for number in range(4):
+        made.told(reran(number, "B" if number == 3 else "A"), 1_000)
+    (fact,) = made.tick(1_000)
+    assert isinstance(fact, ReplayChecked)
+    assert (fact.step, fact.recipe, fact.verdict, fact.ranks, fact.peers) == (
+        100, "0.head", "corrupt", (3,), (0, 1, 2, 3),
+    )  # fmt: skip
+
+
+def test_a_clean_result_is_told_of_a_step_that_is_kept_only() -> None:
+    made = scout()
+    alive(made)
+    made.retained(200)
+    for step in (100, 200):
+        for number in range(4):
+            made.told(reran(number, "A", step), 1_000)
+    assert [(f.step, f.verdict) for f in made.tick(1_000) if isinstance(f, ReplayChecked)] == [(200, "clean")]
+
+
+def test_results_of_another_generation_and_what_is_none_are_dropped() -> None:
+    made = scout(world=1)
+    alive(made, 1)
+    made.told(reran(0, "A", generation=2), 1_000)
+    made.told(reran(0, "A", digests=["A"]), 1_000)
+    made.told({"kind": "rerun", "generation": 3}, 1_000)
+    assert made.tick(60_000) == []
+
+
+def test_what_was_agreed_on_outlives_a_generation() -> None:
+    made = scout(world=2)
+    alive(made, 2)
+    for number in range(2):
+        made.told(reran(number, "A"), 1_000)
+    assert made.tick(1_000) == []
+    made.begin(4, 2)
+    made.heard(message(*[stepping(n, 301, 300) for n in range(2)], generation=4), 2_000)
+    for number in range(2):
+        made.told(reran(number, "AB"[number], 300, generation=4), 2_000)
+    assert [f.ranks for f in made.tick(2_000) if isinstance(f, ReplayChecked)] == [(1,)]
+
+
+def test_calls_computed_again_can_be_switched_off() -> None:
+    made = scout(ReplayPolicy(rerun=RerunPolicy(enabled=False)))
+    alive(made)
+    for number in range(4):
+        made.told(reran(number, "B" if number == 3 else "A"), 1_000)
+    assert made.tick(1_000) == []
+
+
+@pytest.mark.parametrize(("phase", "key"), [(Phase.DATA, "input_enabled"), (Phase.CHECKPOINT, "checkpoint_enabled")])
+def test_stalls_can_be_switched_off(phase: Phase, key: str) -> None:
+    stuck = [replace(absent(n), phase=phase, batches=9, still_ms=700_000, groups=()) for n in range(4)]
+    hang = HangPolicy(enabled=False)
+    assert len(tell(scout(ReplayPolicy(hang=hang)), *stuck)) == 4
+    assert tell(scout(ReplayPolicy.model_validate({"hang": hang, "stall": {key: False}})), *stuck) == []

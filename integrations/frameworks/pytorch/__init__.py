@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lmr.integrations.frameworks.pytorch.session import Session
     from lmr.integrations.frameworks.trainer_context import TrainerContext
+    from lmr.integrations.scout.pulse import Pulse
 
 _session: Session | None = None
 
@@ -36,17 +37,18 @@ def attach() -> None:
 
     context = trainer_context.current()
     if context is not None:
-        if context.enable_detection:
-            _observe(context)  # first, so that what the session does at a boundary is not taken for waiting for data
-        _session = Session(context)
+        # First, so that what the session does at a boundary is not taken for waiting for data.
+        pulse = _observe(context) if context.enable_detection else None
+        _session = Session(context, pulse)
         hooks.install(_session)
 
 
-def _observe(context: TrainerContext) -> None:
+def _observe(context: TrainerContext) -> Pulse | None:
     """Let SCOUT watch; its failure must not cost the protection of state."""
     from lmr.integrations.scout import trainer
 
     try:
-        trainer.attach(context)
+        return trainer.attach(context)
     except Exception as error:  # noqa: BLE001  a blind spot, said; training goes on
         print(f"lmr: rank {context.rank} is not observed: {error!r}", file=sys.stderr)
+        return None

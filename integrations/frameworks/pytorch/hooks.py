@@ -49,7 +49,7 @@ def _note_created(kind: type, created: Created[Any], session: Session) -> None:
 def _follow_steps(session: Session) -> None:
     def began(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if session.mine:
-            session.steps.began(optimizer)
+            session.step_began(optimizer)
 
     def ended(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if session.mine:

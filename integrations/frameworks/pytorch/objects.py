@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -86,6 +87,16 @@ class Objects:
             for group in optimizer.param_groups
             for p in group["params"]
         )
+
+    def optimized_state(self) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+        """Everything optimizers own, by name: parameters, and the tensors of their state."""
+        for number, optimizer in self.optimizers.alive():
+            for g, group in enumerate(optimizer.param_groups):
+                for i, parameter in enumerate(group["params"]):
+                    yield (number, g, i), parameter
+                    for key, value in optimizer.state.get(parameter, {}).items():
+                        if isinstance(value, torch.Tensor):
+                            yield (number, g, i, key), value
 
     def roots(self) -> list[nn.Module]:
         """Models whose parameters are optimized, outermost wrapper first seen, then running averages of them.

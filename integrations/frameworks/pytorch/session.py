@@ -31,6 +31,8 @@ from lmr.integrations.frameworks.trainer_context import TrainerContext
 from lmr.integrations.gemini.capture import Collection, ShardReader, ShardWriter
 from lmr.integrations.gemini.client import Restored, VaultClient
 from lmr.integrations.gemini.errors import GeminiError, ShardMismatch, VaultUnavailable
+from lmr.integrations.scout.pulse import Pulse
+from lmr.integrations.scout.trainer_checks import TrainerChecks
 
 _GRANT_PATIENCE_S = 0.005
 _FIRST_GRANT_PATIENCE_S = 0.5
@@ -41,9 +43,10 @@ class Session:
 
     Args:
         context: who the trainer is and what it was told.
+        pulse: where checks of the state are told; None when this rank is not observed.
     """
 
-    def __init__(self, context: TrainerContext) -> None:
+    def __init__(self, context: TrainerContext, pulse: Pulse | None = None) -> None:
         self._context = context
         self._pid = os.getpid()
         self._agent = AgentLink(context)
@@ -51,6 +54,7 @@ class Session:
         self.loaders = Loaders(self.objects.loaders, self._agent.degraded)
         self.steps = Steps(self.objects.optimizers, context.resume_step)
         self._state = TrainingState(self.objects, self.loaders, self._agent.degraded)
+        self.checks = None if pulse is None else TrainerChecks(context, pulse, self.objects, self._agent)
         self._writer = ShardWriter(context.rank, require_finite=bool(context.checkpoint.get("require_finite", True)))
         self._vault: VaultClient | None = None
         self._arena_bytes = 0
@@ -70,6 +74,12 @@ class Session:
         return os.getpid() == self._pid
 
     # Steps -----------------------------------------------------------------------------------------------------
+
+    def step_began(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to write."""
+        self.steps.began(optimizer)
+        if self.checks is not None:
+            self.checks.before_write()
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer's step hook ran. A framework says itself what a step is."""
@@ -178,6 +188,11 @@ class Session:
             return
         self._captured_step = step
         self.steps.settle()
+        self._protect(step)
+        if self.checks is not None:
+            self.checks.at_boundary(step)  # after the capture: damage that is found later came later
+
+    def _protect(self, step: int) -> None:
         if not self._protecting or step % self._context.interval:
             return
         if step == self._context.resume_step + 1 and not self._buckets_are_settled():

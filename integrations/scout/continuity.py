@@ -1,0 +1,165 @@
+"""Continuity: what an optimizer step left is what the next one finds. Watched inside the trainer, without any peer.
+
+    boundary after step 41          first optimizer hook of step 42
+    digest of a slice   - - - - - - digest of the same slice: equal, or memory changed while nobody wrote to it
+
+Between the two only the forward and backward pass run, which read parameters and optimizer state. A write of the script
+in between counts one up in the tensor's `_version` and excuses it; one behind torch's back (`.data`, numpy) does not,
+so a piece of state must first have proved that it stays as it is. Each step looks at another slice, so that the cost
+is bounded however large the state is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lmr.integrations.gemini.capture import local
+from lmr.integrations.scout.piece import Content, Piece
+from lmr.integrations.scout.pulse import Pulse
+
+LIST_AGAIN_STEPS = 16
+"""Steps after which the state's tensors are listed again, at the end of a round: optimizers may replace them."""
+
+Named = tuple[tuple[Any, ...], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Noted:
+    piece: Piece
+    place: tuple[int, int]
+    content: Content
+
+
+class Continuity:
+    """Watches the state of one rank.
+
+    Args:
+        settings: the table `[replay.continuity]`.
+        pulse: where the result is told.
+        live: names and tensors of everything optimizers own.
+        degraded: called with what is not watched, and why.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        pulse: Pulse,
+        live: Callable[[], Iterable[Named]],
+        degraded: Callable[[str, str], None],
+    ) -> None:
+        self.slice_bytes = int(settings["slice_bytes"])
+        self._slice_tensors = int(settings["slice_tensors"])
+        self._proving_checks = int(settings["proving_checks"])
+        self._pulse = pulse
+        self._live = live
+        self._degraded = degraded
+        self._pieces: list[Piece] = []
+        self._next = 0
+        self._listed_ago = LIST_AGAIN_STEPS
+        self._step = -1
+        self._noted: list[_Noted] = []
+        self._coming: list[tuple[int, list[_Noted], Any, torch.Tensor]] = []
+
+    def at_boundary(self, step: int) -> None:
+        """A step is complete and nothing writes until the next: note the next slice.
+
+        Args:
+            step: optimizer steps completed.
+        """
+        self._arrivals()
+        self._step = step
+        self._noted = [noted for piece in self._slice() if (noted := _note(piece)) is not None]
+
+    def before_write(self) -> None:
+        """An optimizer is about to write: the slice must be as it was noted."""
+        if not self._noted:
+            return
+        noted, self._noted = self._noted, []
+        now = [(one, content) for one in noted if (content := _look_again(one)) is not None]
+        here = [(one, content) for one, content in now if isinstance(content, int)]
+        there = [(one, content) for one, content in now if isinstance(content, torch.Tensor)]
+        if here:
+            self._judge(self._step, [one for one, _ in here], [bool(one.content != content) for one, content in here])
+        if there:
+            self._compare_later(there)
+
+    # Accelerators ----------------------------------------------------------------------------------------------------
+
+    def _compare_later(self, looked: list[tuple[_Noted, torch.Tensor]]) -> None:
+        """Compared where the state is; the answer is read once it has come, without waiting for the device."""
+        before = torch.stack([one.content for one, _ in looked if isinstance(one.content, torch.Tensor)])
+        differs = (before != torch.stack([content for _, content in looked])).any(dim=1)
+        answer = differs.to("cpu", non_blocking=True)
+        event = torch.Event(differs.device.type) if differs.device.type != "cpu" else None
+        if event is not None:
+            event.record()
+        self._coming.append((self._step, [one for one, _ in looked], event, answer))
+
+    def _arrivals(self) -> None:
+        while self._coming and (self._coming[0][2] is None or self._coming[0][2].query()):
+            step, noted, _, answer = self._coming.pop(0)
+            self._judge(step, noted, answer.tolist())
+
+    # Judging ---------------------------------------------------------------------------------------------------------
+
+    def _judge(self, step: int, noted: list[_Noted], differs: list[bool]) -> None:
+        damaged = False
+        for one, changed in zip(noted, differs, strict=True):
+            piece = one.piece
+            if not changed:
+                piece.proofs += 1
+                continue
+            if piece.proofs >= self._proving_checks:
+                damaged = True
+            else:
+                self._degraded("continuity", f"{piece.name} is written behind torch's back: not watched")
+            piece.excluded = True
+        self._pulse.state_checked(step, damaged=damaged)
+
+    # Slices ----------------------------------------------------------------------------------------------------------
+
+    def _slice(self) -> list[Piece]:
+        self._listed_ago += 1
+        if self._next >= len(self._pieces):
+            self._next = 0
+            if self._listed_ago >= LIST_AGAIN_STEPS:
+                self._list()
+        chosen: list[Piece] = []
+        room = self.slice_bytes
+        while self._next < len(self._pieces) and len(chosen) < self._slice_tensors:
+            piece = self._pieces[self._next]
+            if chosen and piece.nbytes > room:
+                break
+            self._next += 1
+            if not piece.excluded:
+                chosen.append(piece)
+                room -= piece.nbytes
+        return chosen
+
+    def _list(self) -> None:
+        known = {(piece.name, piece.begin, piece.end): piece for piece in self._pieces}
+        pieces = []
+        for name, tensor in self._live():
+            part = local(tensor)
+            size = part.numel() * part.element_size()
+            for begin in range(0, size, self.slice_bytes):
+                end = min(size, begin + self.slice_bytes)
+                piece = known.get((name, begin, end))
+                if piece is None or piece.tensor() is not part:
+                    piece = Piece(name, part, begin, end)
+                pieces.append(piece)
+        self._pieces, self._listed_ago = pieces, 0
+
+
+def _note(piece: Piece) -> _Noted | None:
+    place = piece.place()
+    return None if place is None else _Noted(piece, place, piece.read())
+
+
+def _look_again(noted: _Noted) -> Content | None:
+    """The content now; None where the script wrote, or put the tensor elsewhere."""
+    return noted.piece.read() if noted.piece.place() == noted.place else None
