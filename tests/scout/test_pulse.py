@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -16,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from lmr.engine.events import EventData, LossDiverged, RankHung
-from lmr.integrations.scout.detector_policy import HangPolicy
+from lmr.engine.events import CheckpointStalled, EventData, InputStalled, LossDiverged, RankHung
+from lmr.integrations.scout.detector_policy import HangPolicy, StallPolicy
 from lmr.integrations.scout.node_scout import NodeScout
 from lmr.integrations.scout.page import Phase
 from lmr.integrations.scout.replay_policy import ReplayPolicy
@@ -25,16 +26,41 @@ from lmr.integrations.scout.run_scout import Ask, RunScout
 from lmr.integrations.scout.summary import Summary
 from lmr.integrations.torchrun import local_socket
 
-SCRIPT = Path(__file__).parent / "scripts" / "observed.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 PATIENCE_S = 120
-POLICY = ReplayPolicy(hang=HangPolicy(floor_ms=500, artifact_wait_ms=60_000))
+POLICY = ReplayPolicy(
+    hang=HangPolicy(floor_ms=500, artifact_wait_ms=60_000),
+    stall=StallPolicy(input_floor_ms=500, checkpoint_floor_ms=500),
+)
+
+
+class Forking:
+    """A process that has torch loaded and forks trainers: loading it for each would take most of the time."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-u", str(SCRIPTS / "forking.py")]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def start(self, what: str, env: dict[str, str]) -> int:
+        """The pid of a new trainer."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        wanted = {"script": str(SCRIPTS / "observed.py"), "argv": [what], "env": env}
+        self.process.stdin.write(json.dumps(wanted) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 class Node:
     """A node with trainers; its summaries go to a RunScout."""
 
-    def __init__(self, folder: Path, world: int) -> None:
-        self.folder, self.world = folder, world
+    def __init__(self, folder: Path, world: int, forking: Forking) -> None:
+        self.folder, self.world, self.forking = folder, world, forking
         self.name = f"lmr-test-{uuid.uuid4().hex[:12]}"
         self.listener = local_socket.listen(self.name)
         self.listener.settimeout(PATIENCE_S)
@@ -42,7 +68,7 @@ class Node:
         self.run.begin(0, world)
         self.scout = NodeScout(POLICY, self.sent, folder / "artifacts")
         self.scout.expect(0)
-        self.trainers: list[subprocess.Popen[str]] = []
+        self.trainers: list[int] = []
 
     def sent(self, kind: str, **values: Any) -> None:
         message = json.loads(json.dumps(values))
@@ -52,25 +78,26 @@ class Node:
             self.run.captured(message)
 
     def start(self, what: str) -> None:
+        ready = [self.folder / f"ready{rank}" for rank in range(self.world)]
         for rank in range(self.world):
-            env = os.environ | {
+            env = {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(self.world),
                 "LMR_AGENT_SOCKET": self.name,
                 "STORE": str(self.folder / "store"),
-                "OMP_NUM_THREADS": "1",
+                "READY": str(ready[rank]),
             }
-            command = [sys.executable, "-u", str(SCRIPT), what]
-            self.trainers.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+            self.trainers.append(self.forking.start(what, env))
         while len(self.scout.observed) < self.world:
             connection, _ = self.listener.accept()
             with connection:
                 while (received := local_socket.receive(connection)) is not None:
                     if received[0]["kind"] == "pulse_page":
                         self.scout.trainer_said(received[0])
-        for trainer in self.trainers:
-            assert trainer.stdout is not None
-            assert trainer.stdout.readline() == "ready\n"
+        end = time.monotonic() + PATIENCE_S
+        while not all(path.exists() for path in ready):
+            assert time.monotonic() < end, "the trainers did not take ten steps"
+            time.sleep(0.01)
 
     def until(self, holds: Callable[[Summary], bool], rank: int = 0) -> Summary:
         end = time.monotonic() + PATIENCE_S
@@ -100,11 +127,9 @@ class Node:
         return asyncio.run(watch())
 
     def stop(self) -> None:
-        for trainer in self.trainers:
-            trainer.kill()
-            trainer.wait()
-            assert trainer.stdout is not None
-            trainer.stdout.close()
+        for pid in self.trainers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.listener.close()
 
 
@@ -112,16 +137,23 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Forking]:
+    made = Forking()
+    yield made
+    made.end()
+
+
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path, 1)
+def node(tmp_path: Path, forking: Forking) -> Iterator[Node]:
+    made = Node(tmp_path, 1, forking)
     yield made
     made.stop()
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path, 2)
+def pair(tmp_path: Path, forking: Forking) -> Iterator[Node]:
+    made = Node(tmp_path, 2, forking)
     yield made
     made.stop()
 
@@ -138,14 +170,14 @@ def test_a_blocked_process_is_read(node: Node) -> None:
 
 def test_a_stopped_process_is_read_and_seen_to_be_stopped(node: Node) -> None:
     node.start("block")
-    os.kill(node.trainers[0].pid, signal.SIGSTOP)
+    os.kill(node.trainers[0], signal.SIGSTOP)
     view = node.until(lambda v: v.stopped)
     assert view.step == 10
 
 
 def test_a_killed_process_is_seen_to_be_gone(node: Node) -> None:
     node.start("block")
-    node.trainers[0].kill()
+    os.kill(node.trainers[0], signal.SIGKILL)
     assert node.until(lambda v: v.gone).step == 10
 
 
@@ -168,6 +200,17 @@ def test_a_loss_that_is_not_finite_is_told_with_its_step(node: Node) -> None:
     assert node.facts() == [LossDiverged(generation=0, step=7, ranks=(0,))]
 
 
+@pytest.mark.parametrize(
+    ("what", "fact"), [("batch", InputStalled), ("save", CheckpointStalled), ("distributed save", CheckpointStalled)]
+)
+def test_storage_that_does_not_answer_is_a_stall_of_the_rank_that_waits(node: Node, what: str, fact: Any) -> None:
+    node.start(what)
+    (found,) = node.facts()
+    assert isinstance(found, fact)
+    assert (found.rank, found.step) == (0, 10)
+    assert found.stalled_ms >= 500
+
+
 def test_the_rank_that_never_enters_a_collective_is_named_with_evidence(pair: Node) -> None:
     pair.start("absent")
     (fact,) = pair.facts()
@@ -185,7 +228,7 @@ def test_the_rank_that_never_enters_a_collective_is_named_with_evidence(pair: No
 
 def test_a_stopped_rank_is_a_hang_and_its_evidence_is_what_the_kernel_knows(pair: Node) -> None:
     pair.start("block")
-    os.kill(pair.trainers[1].pid, signal.SIGSTOP)
+    os.kill(pair.trainers[1], signal.SIGSTOP)
     (fact,) = pair.facts()
     assert isinstance(fact, RankHung)
     assert fact.ranks == (1,)

@@ -1,8 +1,9 @@
-"""A training that is observed, and then does what it is told: argument 1. Says `ready` once it has taken ten steps."""
+"""A training that is observed, and then does what it is told: argument 1. Touches the file READY after ten steps."""
 
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,18 @@ if int(os.environ["WORLD_SIZE"]) > 1:
     dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=rank, world_size=2)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = DataLoader(TensorDataset(torch.randn(400, 4), torch.randn(400, 1)), batch_size=2)
+
+
+class Samples(TensorDataset):
+    """Storage that answers no more after ten batches, where that is wanted."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        if what == "batch" and index >= 20:
+            wait_for_ever()
+        return super().__getitem__(index)
+
+
+loader = DataLoader(Samples(torch.randn(400, 4), torch.randn(400, 1)), batch_size=2)
 
 
 def wait_for_ever() -> None:
@@ -40,8 +52,9 @@ for number, (x, y) in enumerate(loader):
     if dist.is_initialized():
         dist.all_reduce(torch.ones(3))
     if number == 9:
-        break
-print("ready", flush=True)
+        Path(os.environ["READY"]).touch()
+        if what != "batch":
+            break
 if what == "absent":
     if rank == 0:
         dist.all_reduce(torch.ones(3))
