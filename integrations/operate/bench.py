@@ -15,6 +15,7 @@ PARTS = {
     "recovery": "lmr.integrations.operate.recovery_bench",
     "engine": "lmr.integrations.operate.engine_bench",
     "link": "lmr.integrations.operate.link_bench",
+    "scout": "lmr.integrations.scout.bench",
     "store": "lmr.store.bench",
     "replay": "lmr.replay_tool.bench",
 }
