@@ -192,8 +192,15 @@ def read(checkpoint_id: str, rank: int) -> tuple[ShardMeta, mmap.mmap]:
     Raises:
         DurableUnreadable: the checkpoint is gone, incomplete, damaged or of another job.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         return _read(checkpoint_id, rank)
+    except CheckpointException as error:  # no `Exception`: torch means it to end the script
+        causes = [cause for cause, _ in error.failures.values()]
+        gone = any(isinstance(cause, FileNotFoundError) for cause in causes)
+        why = "missing" if gone else "digest_mismatch"
+        raise DurableUnreadable(why, "; ".join(map(repr, causes)), checkpoint_id) from error
     except FileNotFoundError as error:
         raise DurableUnreadable("missing", str(error), checkpoint_id) from error
     except Exception as error:
