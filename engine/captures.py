@@ -27,26 +27,33 @@ def copied(
     state: State, seq: int, data: CheckpointCaptured | CheckpointReplicated | CheckpointFlushed, holder: str, tier: Tier
 ) -> None:
     """A live holder has a copy of a step of the lineage."""
-    slot, generation = data.slot, data.generation
-    if slot >= state.min_nodes or not _belongs(state, generation, data.step):
+    slot, generation, step = data.slot, data.generation, data.step
+    if slot >= state.min_nodes:
+        return
+    # Training always stands on what its newest generation makes; only of others need that be asked.
+    if generation != state.last_generation and not _belongs(state, generation, step):
         return
     node = state.nodes.get(holder)
-    announced = state.generation is None and state.reopened > 0
-    if (node is None or not node.live) and not announced:
+    live = node is not None and node.live
+    if not live and not (state.generation is None and state.reopened > 0):
         return
-    if tier == "memory" and _of_an_earlier_life(state, generation, slot, holder):
+    if tier == "memory" and not state.reopened and _of_an_earlier_life(state, generation, slot, holder):
         return
-    snapshot = _snapshot(state, data.step, generation)
+    captures = state.copies.by_step.get(step)
+    newest = captures[-1] if captures else None
+    snapshot = newest if newest is not None and newest.generation == generation else _snapshot(state, step, generation)
     if snapshot.dropped and (slot, holder, tier) in snapshot.dropped:
         return
-    copies = snapshot.copies.setdefault(slot, {})
+    copies = snapshot.copies.get(slot)
+    if copies is None:
+        copies = snapshot.copies[slot] = {}
     known = copies.get((holder, tier))
     if known is None or known.reopened != state.reopened:
-        incarnation = node.incarnation if node is not None and node.live else None
+        incarnation = node.incarnation if node is not None and live else None
         copies[holder, tier] = Copy(slot, holder, incarnation, tier, seq, state.reopened)
         snapshot.last_seq = seq
-    first = snapshot.digests.setdefault(slot, data.digest)
-    if first != data.digest:
+    digest = data.digest
+    if snapshot.digests.setdefault(slot, digest) != digest:
         snapshot.conflicts.setdefault(slot, seq)
     if not snapshot.was_complete and len(snapshot.copies) >= state.min_nodes:
         _note_complete(state, snapshot)
@@ -158,11 +165,11 @@ def _belongs(state: State, generation: int, step: int) -> bool:
 
 def _of_an_earlier_life(state: State, generation: int, slot: int, holder: str) -> bool:
     """True for a late word from a life of the holder that has ended."""
-    if state.reopened:
+    slots = state.layouts.get(generation)
+    if slots is None or slot >= len(slots):
         return False
-    node = state.nodes[holder]
-    slots = state.layouts.get(generation, ())
-    return slot < len(slots) and slots[slot].node == holder and slots[slot].incarnation != node.incarnation
+    given = slots[slot]
+    return given.node == holder and given.incarnation != state.nodes[holder].incarnation
 
 
 def _snapshot(state: State, step: int, generation: int) -> Snapshot:

@@ -51,3 +51,7 @@ class PolicyInvalid(EngineError):
 
 class FoldMisused(EngineError):
     """The shell folded records out of order, or asked an empty state for a decision's number."""
+
+
+class StateUnreadable(EngineError):
+    """Bytes that are no state this version can go on from."""

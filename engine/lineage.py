@@ -28,5 +28,7 @@ class Lineage:
 
     def contains(self, generation: int, step: int) -> bool:
         """True when training stands on what `generation` made at `step`."""
+        if self.generations and generation >= self.generations[-1]:
+            return True  # what bisection would find; nearly every fact is about the newest generation
         later = bisect_right(self.generations, generation)
         return later == len(self.steps) or step <= self.steps[later]

@@ -47,7 +47,7 @@ from lmr.engine.events import (
 )
 from lmr.engine.policy import RecoveryPolicy
 from lmr.engine.record import Record
-from lmr.engine.state import State
+from lmr.engine.state import Generation, State
 
 
 def apply(state: State, record: Record) -> None:
@@ -56,16 +56,27 @@ def apply(state: State, record: Record) -> None:
     Raises:
         FoldMisused: the record is not the one after the last.
     """
-    if record.seq != state.seq + 1:
-        raise FoldMisused(f"record {record.seq} does not follow {state.seq}")
-    state.seq = record.seq
+    pass_over(state, record)
+    if state.closed is None:
+        seq, data = state.seq, record.event.data
+        if state.generation is not None:
+            _note_step(state, state.generation, data)
+        _fold(state, seq, data)
+
+
+def pass_over(state: State, record: Record) -> None:
+    """Takes the record's place and time only: for one whose word the reader of the state has no use for.
+
+    Raises:
+        FoldMisused: the record is not the one after the last.
+    """
+    seq = record.seq
+    if seq != state.seq + 1:
+        raise FoldMisused(f"record {seq} does not follow {state.seq}")
+    state.seq = seq
     state.head_hash = record.hash
     if record.recorded_at_ms > state.now_ms:
         state.now_ms = record.recorded_at_ms
-    if state.closed is None:
-        data = record.event.data
-        _note_step(state, data)
-        _fold(state, record.seq, data)
 
 
 def _fold(state: State, seq: int, data: Data) -> bool:  # noqa: C901 - one line an event, all in one place
@@ -243,10 +254,9 @@ def _is_current(state: State, generation: int, node: str) -> bool:
     return state.generation is not None and state.generation.number == generation and state.is_active(node)
 
 
-def _note_step(state: State, data: Data) -> None:
+def _note_step(state: State, current: Generation, data: Data) -> None:
     """The highest step facts of the current generation name: what a rollback loses is counted from it."""
-    current = state.generation
-    if current is None or getattr(data, "generation", None) != current.number:
+    if getattr(data, "generation", None) != current.number:
         return
     step: int | None = getattr(data, "step", None)
     if step is None:

@@ -6,6 +6,7 @@ said about the old copies does not stick to the new ones, and shards of two gene
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lmr.engine.plan import Tier
 
@@ -15,8 +16,7 @@ KEEP_TRUSTED = 8
 """Certified steps, and durable steps, kept however old they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """One shard in one place. `incarnation` is the life of the holder that has it, None until that life joins."""
 
     slot: int

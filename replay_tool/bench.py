@@ -39,7 +39,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
         for size in QUICK_SIZES if quick else SIZES:
             path = Path(folder) / f"{size}.db"
             make_log(path, size)
-            found += [_in_own_process(what, path) for what in ("raw_read_and_hash", "verify", "whatif")]
+            found += [_in_own_process(what, path) for what in WORK]
             path.unlink()
     return found
 
@@ -144,6 +144,49 @@ def _whatif(path: Path) -> int:
     return log.length or 0
 
 
+def _state(path: Path) -> int:
+    from lmr.replay_tool.source import open_source
+    from lmr.replay_tool.verbs.state import state
+
+    return state(open_source(str(path))).seq
+
+
+def _views_of_incidents(path: Path) -> int:
+    from lmr.store.schema import AUDIT_VIEWS
+
+    return _views(path, tuple(view for view in AUDIT_VIEWS if view not in _WHOLE_VIEWS))
+
+
+def _views_of_all(path: Path) -> int:
+    return _views(path, _WHOLE_VIEWS)
+
+
+_WHOLE_VIEWS = ("audit_events", "audit_checkpoints")
+"""They have a row for nearly every record; the others only for the rare ones."""
+
+
+def _views(path: Path, views: tuple[str, ...]) -> int:
+    """Every row of the views, one at a time; the events of the log."""
+    import sqlite3
+
+    with sqlite3.connect(path) as connection:
+        for view in views:
+            for _ in connection.execute(f"SELECT * FROM {view}"):  # noqa: S608 - a constant
+                pass
+        return int(connection.execute("SELECT sum(head_seq) FROM runs").fetchone()[0])
+
+
+WORK: dict[str, Callable[[Path], int]] = {
+    "raw_read_and_hash": _raw,
+    "verify": _verify,
+    "state": _state,
+    "whatif": _whatif,
+    "views_of_incidents": _views_of_incidents,
+    "views_of_all": _views_of_all,
+}
+"""What is measured, each in a process of its own."""
+
+
 def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
@@ -151,9 +194,8 @@ def _peak_mib() -> float:
 def measure(what: str, path: Path) -> dict[str, Any]:
     """One measurement in this process."""
 
-    work: dict[str, Callable[[Path], int]] = {"raw_read_and_hash": _raw, "verify": _verify, "whatif": _whatif}
     before_mib, started, cpu_started = _peak_mib(), time.perf_counter(), time.process_time()
-    events = work[what](path)
+    events = WORK[what](path)
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     return {
         "what": f"replay.{what}",

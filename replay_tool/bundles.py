@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import tempfile
@@ -9,13 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmr.engine.errors import StateUnreadable
 from lmr.engine.record import Record
+from lmr.engine.state import State
+from lmr.engine.state_bytes import state_of
+from lmr.engine.version import ENGINE_VERSION
 from lmr.replay_tool.database import clause
-from lmr.replay_tool.errors import Unreadable, Usage
+from lmr.replay_tool.errors import LogBroken, Unreadable, Usage
 from lmr.replay_tool.keeping import keep_records, open_for_import
 from lmr.replay_tool.source import Log
 from lmr.store import BundleInvalid, StoreError
 from lmr.store.bundle import bundle_records, export_bundle, import_bundle
+from lmr.store.sealing import state_digest
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -27,6 +33,8 @@ class OpenBundle:
     runs: list[str]
     length: int
     notes: tuple[str, ...]
+    beginning: Callable[[], State]
+    snapshots: dict[int, str]
     records: Callable[[int], Iterator[Record]]
 
 
@@ -59,21 +67,44 @@ def open_bundle(path: Path) -> OpenBundle:
             bool(header["redacted"]),
             header["base"]["seq"],
         )
+        snapshots = {item["seq"]: item for item in header["snapshots"]}
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise Unreadable(str(path), "a bundle whose header cannot be read") from error
-    notes = ("the bundle is redacted: names and addresses are stand-ins",) if redacted else ()
+    notes: tuple[str, ...] = ()
+    if redacted:
+        notes += ("the bundle is redacted: names and addresses are stand-ins",)
     if base:
-        raise Unreadable(
-            str(path), f"an archived segment that begins at seq {base + 1}; its decisions need what was before"
-        )
+        notes += (f"begins at seq {base + 1}: the state sealed with the records before stands for them",)
+
+    def beginning() -> State:
+        if not base:
+            return State()
+        sealed = {item["through_seq"]: item["state_digest"] for item in header["seals"]}
+        kept = snapshots.get(base)
+        if kept is None or redacted:
+            raise Unreadable(str(path), f"begins at seq {base + 1}, and the state before it is not in the bundle")
+        state = base64.b64decode(kept["state"])
+        if (
+            not kept["state_digest"] == sealed.get(base) == state_digest(state)
+            or kept["hash"] != header["base"]["hash"]
+        ):
+            raise LogBroken(str(path), base, "the state the bundle begins with is not the one that was sealed")
+        try:
+            return state_of(state)
+        except StateUnreadable as error:
+            raise Unreadable(str(path), f"the state it begins with: {error}") from error
 
     def read(after: int) -> Iterator[Record]:
+        if after < base:
+            why = f"an archived segment that begins at seq {base + 1}; its decisions need what was before"
+            raise Unreadable(str(path), why)
         try:
             yield from (record for record in bundle_records(path) if record.seq > after)
         except BundleInvalid as error:
             raise Unreadable(str(path), str(error).removeprefix(f"{path}: ")) from error
 
-    return OpenBundle([run], length, notes, read)
+    kept = {seq: item["state_digest"] for seq, item in snapshots.items() if item["engine"] == ENGINE_VERSION}
+    return OpenBundle([run], length, notes, beginning, {} if redacted else kept, read)
 
 
 def write_bundle(log: Log, output: Path, *, redact: bool) -> int:

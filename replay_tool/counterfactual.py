@@ -7,7 +7,7 @@ left-out facts leave no gap; `origin` says which recorded seq each one came from
 from __future__ import annotations
 
 import copy
-from array import array
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,41 @@ def told_apart(wanted: Effect, other: Effect) -> str:
     return "; ".join(parts)
 
 
+class Origin:
+    """Recorded seq of each record by its new seq; 0 where a replay decided. Grows with what was left out or decided."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._first: list[int] = []
+        """New seqs at which a stretch of records that follow one another begins ..."""
+        self._recorded: list[int] = []
+        """... and what the first of each was recorded as."""
+
+    def append(self, recorded: int) -> None:
+        """The next new seq was `recorded`."""
+        self.length += 1
+        if self._first and self._recorded[-1]:
+            follows = recorded == self._recorded[-1] + self.length - self._first[-1]
+        else:
+            follows = bool(self._first) and not recorded
+        if not follows:
+            self._first.append(self.length)
+            self._recorded.append(recorded)
+
+    def of(self, seq: int) -> int:
+        """What `seq` was recorded as; 0 when it was not, or is none of this replay's."""
+        if not 0 < seq <= self.length:
+            return 0
+        at = bisect_right(self._first, seq) - 1
+        return self._recorded[at] and self._recorded[at] + seq - self._first[at]
+
+    def copy(self) -> Origin:
+        """An independent one."""
+        other = Origin()
+        other.length, other._first, other._recorded = self.length, self._first[:], self._recorded[:]
+        return other
+
+
 class Replay:
     """A state that decides for itself.
 
@@ -74,8 +109,7 @@ class Replay:
     def __init__(self, policy: RecoveryPolicy | None = None) -> None:
         self.state = State()
         self.policy = policy
-        self.origin = array("q", [0])
-        """Recorded seq of each record by its new seq; 0 where this replay decided."""
+        self.origin = Origin()
         self.hold_decisions = False
         """True: recorded decisions are folded as they are, nothing is decided."""
 
@@ -83,12 +117,19 @@ class Replay:
         """An independent replay at the same point."""
         other = Replay(self.policy)
         other.state = copy.deepcopy(self.state)
-        other.origin = self.origin[:]
+        other.origin = self.origin.copy()
         return other
 
     def take(self, record: Record) -> list[Event]:
         """Folds one recorded fact; returns the decisions that fall with it."""
-        self._fold(self._under_policy(record.event), record.event_id, record.recorded_at_ms, record.seq)
+        event = record.event
+        if self.policy is not None and isinstance(event.data, RunOpened | PolicyChanged):
+            event = under_policy(event, self.policy)
+        if event is record.event and record.seq == self.state.seq + 1:
+            self.origin.append(record.seq)
+            apply(self.state, record)  # as it is: nothing was left out before it
+        else:
+            self._fold(event, record.event_id, record.recorded_at_ms, record.seq)
         return self.settle()
 
     def force(self, record: Record) -> None:
@@ -124,17 +165,12 @@ class Replay:
 
     def evidence(self, plan: Plan) -> tuple[int, ...]:
         """The recorded seqs that `plan`, decided here, cites."""
-        return tuple(self.origin[seq] for seq in plan.evidence if seq < len(self.origin) and self.origin[seq])
+        return tuple(seq for seq in map(self.origin.of, plan.evidence) if seq)
 
     def _fold(self, event: Event, event_id: str, recorded_at_ms: int, origin: int) -> None:
         seq = self.state.seq + 1
         self.origin.append(origin)
         apply(self.state, Record(self.state.run_id, seq, event_id, 1, recorded_at_ms, 0, event, b"", "", ""))
-
-    def _under_policy(self, event: Event) -> Event:
-        if self.policy is None or not isinstance(event.data, RunOpened | PolicyChanged):
-            return event
-        return under_policy(event, self.policy)
 
 
 def under_policy(event: Event, policy: RecoveryPolicy) -> Event:

@@ -11,17 +11,20 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from lmr.engine.errors import StateUnreadable
 from lmr.engine.record import Record
-from lmr.replay_tool.decoding import open_fast
+from lmr.engine.state import State
+from lmr.engine.version import ENGINE_VERSION
+from lmr.replay_tool.decoding import COLUMNS, open_row
 from lmr.replay_tool.errors import LogBroken, Unreadable
 from lmr.store import EventLog, LogCorrupt, StoreError, open_log
+from lmr.store.archived import starting_state
 from lmr.store.reading import refuse_archived
-from lmr.store.schema import events
+from lmr.store.schema import events, runs, snapshots
 
 PAGE_ROWS = 2_000
-_COLUMNS = ("type", "at_ms", "source", "event_id", "version", "recorded_at_ms", "epoch")
 _PAGE = (
-    select(*(events.c[name] for name in ("seq", "body", "prev_hash", "hash", *_COLUMNS)))
+    select(*(events.c[name] for name in ("seq", "body", "prev_hash", "hash", *COLUMNS)))
     .where(events.c.run_id == bindparam("run"), events.c.seq > bindparam("after"), events.c.seq <= bindparam("last"))
     .order_by(events.c.seq)
     .limit(PAGE_ROWS)
@@ -45,6 +48,31 @@ class Reader:
         with _named(self.shown):
             return self._log.head(run_id).seq
 
+    def archived(self, run_id: str) -> int:
+        """The last record that was moved to an archive; 0 when none was."""
+        with _named(self.shown), self._log.database.read() as connection:
+            return connection.scalar(select(runs.c.archived_seq).where(runs.c.run_id == run_id)) or 0
+
+    def notes(self, run_id: str) -> tuple[str, ...]:
+        """What a reader should know first."""
+        through = self.archived(run_id)
+        if not through:
+            return ()
+        return (f"records 1 to {through} were archived: the state sealed with them stands for them",)
+
+    def beginning(self, run_id: str) -> State:
+        """The state the records go on from."""
+        with _named(self.shown):
+            return starting_state(self._log, run_id)
+
+    def snapshots(self, run_id: str) -> dict[int, str]:
+        """Digests of the states this engine's version kept, by seq."""
+        query = select(snapshots.c.seq, snapshots.c.state_digest).where(
+            snapshots.c.run_id == run_id, snapshots.c.engine == ENGINE_VERSION
+        )
+        with _named(self.shown), self._log.database.read() as connection:
+            return {row.seq: row.state_digest for row in connection.execute(query)}
+
     def records(self, run_id: str, after: int) -> Iterator[Record]:
         """Records after `after` up to the head the run had at the call: a log still being written is read to there.
 
@@ -56,37 +84,23 @@ class Reader:
             record: Record | None = None
             while after < head.seq:
                 for row in self._page(run_id, after, head.seq):
-                    seq, body, prev_hash, hash_, *_ = row
-                    if seq != after + 1:
+                    if row[0] != after + 1:
                         raise LogCorrupt(after + 1, "the record is missing")
-                    record = open_fast(bytes(body), prev_hash, hash_)
-                    said = _columns_of(record)
-                    if row[4:] != said:
-                        raise LogCorrupt(seq, f"the column {_differing(row[4:], said)} is not what the record says")
+                    record = open_row(row)
                     yield record
-                    after = seq
+                    after += 1
             if record is not None and record.hash != head.hash:
                 raise LogCorrupt(record.seq, "the head of the run names another record")
 
-    def _page(self, run_id: str, after: int, last: int) -> Sequence[Any]:
-        with self._log.database.read() as connection:
-            rows = connection.execute(_PAGE, {"run": run_id, "after": after, "last": last}).fetchall()
-            if not rows or rows[0].seq != after + 1:
+    def _page(self, run_id: str, after: int, last: int) -> Sequence[tuple[Any, ...]]:
+        database = self._log.database
+        with database.read() as connection:
+            rows = database.raw_rows(connection, _PAGE, {"run": run_id, "after": after, "last": last})
+            if not rows or rows[0][0] != after + 1:
                 refuse_archived(connection, run_id, after)
         if not rows:
             raise LogCorrupt(after + 1, "the record is missing")
         return rows
-
-
-def _columns_of(record: Record) -> tuple[Any, ...]:
-    event = record.event
-    return (
-        event.type, event.at_ms, event.source, record.event_id, record.version, record.recorded_at_ms, record.epoch
-    )  # fmt: skip
-
-
-def _differing(columns: tuple[Any, ...], said: tuple[Any, ...]) -> str:
-    return next(name for name, a, b in zip(_COLUMNS, columns, said, strict=True) if a != b)
 
 
 class _named:  # noqa: N801 - a context manager used like a function
@@ -101,6 +115,8 @@ class _named:  # noqa: N801 - a context manager used like a function
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, LogCorrupt):
             raise LogBroken(self.shown, error.seq, error.what) from error
+        if isinstance(error, StateUnreadable):
+            raise Unreadable(self.shown, f"the state sealed with the archive: {error}") from error
         if isinstance(error, StoreError | SQLAlchemyError):
             raise Unreadable(self.shown, clause(error)) from error
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmr.engine.record import Record
+from lmr.engine.state import State
 from lmr.replay_tool import jsonl
 from lmr.replay_tool.errors import NotInLog, Unreadable
 
@@ -44,6 +45,21 @@ class Log:
     notes: tuple[str, ...] = ()
     address: str = field(repr=False, default="")
     _read: Callable[[int], Iterator[Record]] = field(repr=False, default=_nothing)
+    _begin: Callable[[], State] = field(repr=False, default=State)
+    _snapshots: Callable[[], dict[int, str]] = field(repr=False, default=dict)
+
+    def beginning(self) -> State:
+        """The state that the log's records go on from: empty, or that of the end of what was archived.
+
+        Raises:
+            LogBroken: the seal and the state kept with it do not agree.
+            Unreadable: the state was kept by a version that lays it out otherwise.
+        """
+        return self._begin()
+
+    def snapshots(self) -> dict[int, str]:
+        """Digests of the states this engine's version kept, by the seq they were kept at."""
+        return self._snapshots()
 
     def records(self, after: int = 0) -> Iterator[Record]:
         """Records with a seq above `after`, in order.
@@ -106,7 +122,10 @@ def _from_database(where: str, run_id: str | None) -> Log:
         run_id=run,
         length=reader.length(run),
         address=where,
+        notes=reader.notes(run),
         _read=lambda after: reader.records(run, after),
+        _begin=lambda: reader.beginning(run),
+        _snapshots=lambda: reader.snapshots(run),
     )
 
 
@@ -115,7 +134,16 @@ def _from_bundle(path: Path, run_id: str | None) -> Log:
 
     found = open_bundle(path)
     run = choose_run(str(path), found.runs, run_id)
-    return Log(where=str(path), kind="bundle", run_id=run, length=found.length, notes=found.notes, _read=found.records)
+    return Log(
+        where=str(path),
+        kind="bundle",
+        run_id=run,
+        length=found.length,
+        notes=found.notes,
+        _read=found.records,
+        _begin=found.beginning,
+        _snapshots=lambda: dict(found.snapshots),
+    )
 
 
 def _from_records(path: Path, run_id: str | None) -> Log:

@@ -195,5 +195,6 @@ def _at(run_id: str, seq: int) -> Any:
 
 def _snapshot(row: Any) -> Snapshot:
     values = row._asdict()
-    values["state"] = bytes(values["state"])
+    state = values["state"]  # SQLite lets a forger put text here; its digest is then wrong, too
+    values["state"] = state.encode() if isinstance(state, str) else bytes(state)
     return Snapshot(**values)

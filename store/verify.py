@@ -58,7 +58,7 @@ def verify_chain(log: EventLog, run_id: str, anchors: Sequence[tuple[int, str]] 
 
     Records that were archived are vouched for by their seal; verify the archive itself to look inside.
     """
-    start = _start(log, run_id)
+    start = check_seals(log, run_id)
     walk = _Walk(run_id, start.archived_seq, start.prev_hash)
     fault = start.fault
     try:
@@ -78,7 +78,7 @@ def verified_records(log: EventLog, run_id: str, after: int = 0) -> Iterator[Rec
         LogCorrupt: naming the first record at fault.
         SegmentArchived: the records behind `after` were moved to an archive.
     """
-    start = _start(log, run_id)
+    start = check_seals(log, run_id)
     if start.fault is not None:
         raise LogCorrupt(start.fault.seq, start.fault.what)
     if after < start.archived_seq:
@@ -148,7 +148,8 @@ class _Walk:
             raise LogCorrupt(seq, "the record is missing")
         if prev_hash != self.hash:
             raise LogCorrupt(seq, "does not chain to the record before it")
-        body = bytes(body)
+        if not isinstance(body, bytes):
+            raise LogCorrupt(seq, "the stored body is not bytes")
         if hash_ != record_hash(prev_hash, body):
             raise LogCorrupt(seq, "the hash is not that of the stored bytes")
         try:
@@ -176,7 +177,9 @@ def _says(said: dict[str, Any], columns: tuple[Any, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class SealReport:
+    """Where the stored records begin: behind `archived_seq`, chained to `prev_hash`; and whether the seals hold."""
+
     archived_seq: int
     prev_hash: str
     seals: int
@@ -184,7 +187,7 @@ class _Start:
     fault: Fault | None
 
 
-def _start(log: EventLog, run_id: str) -> _Start:
+def check_seals(log: EventLog, run_id: str) -> SealReport:
     """Where the stored records begin; the seals checked, and the snapshots against the records they were taken at."""
     with log.database.read() as connection:
         archived = connection.scalar(select(runs.c.archived_seq).where(runs.c.run_id == run_id)) or 0
@@ -213,7 +216,7 @@ def _start(log: EventLog, run_id: str) -> _Start:
     for snapshot in taken:
         if snapshot.recorded != snapshot.hash and snapshot.seq > archived:
             fault = fault or Fault(snapshot.seq, "the record is not the one the snapshot was taken at")
-    return _Start(archived, prev_hash, len(sealed), len(taken), fault)
+    return SealReport(archived, prev_hash, len(sealed), len(taken), fault)
 
 
 def _ending(log: EventLog, run_id: str, walk: _Walk) -> Fault | None:

@@ -40,6 +40,8 @@ class Fleet:
     """When a node was last taken out for being slow."""
     certified: list[int] = field(default_factory=list)
     """Steps the fleet knows to be complete and clean, newest last."""
+    holders: dict[int, list[set[str]]] = field(default_factory=dict)
+    """By captured step, for each slot: the machines that have its shard in memory."""
     began: int = 0
     """The step this generation was restored to."""
     surely_checked: bool = False
@@ -86,6 +88,7 @@ class Fleet:
                 yield self.now_ms, self._check(self.step, "clean")
                 self.certified.append(self.step)
         del self.certified[:-4]
+        self.holders = {step: slots for step, slots in self.holders.items() if step in self.certified}
         self.step += self.random.randrange(1, CAPTURE_EVERY)
 
     def restored(self, step: int) -> None:
@@ -94,7 +97,14 @@ class Fleet:
         self.step = step
         self.certified = [known for known in self.certified if known <= step]
 
+    def forgets(self, name: str) -> None:
+        """The machine's memory is gone."""
+        for slots in self.holders.values():
+            for machines in slots:
+                machines.discard(name)
+
     def _captures(self, step: int) -> Iterator[Told]:
+        self.holders[step] = [{name, self._replica_holder(slot)} for slot, name in self.slots.items()]
         for slot, name in self.slots.items():
             self.now_ms += 1
             digest, holder = f"{step}-{slot}", self._replica_holder(slot)
@@ -135,7 +145,12 @@ class Fleet:
             look = LOOKS_LIKE[cause]
             culprits = {self._victim()} if look not in ("echoes", "bug", "divergence") else set()
         first_bad = self.step - self.random.randrange(0, 5) if look in ("sdc", "divergence") else None
-        safe = [step for step in self.certified if first_bad is None or step < first_bad]
+        dead = culprits if look == "loss" else set()
+        safe = [
+            step
+            for step in self.certified
+            if (first_bad is None or step < first_bad) and all(machines - dead for machines in self.holders[step])
+        ]
         injection = Injection(
             number=number,
             cause=cause,
@@ -177,6 +192,7 @@ class Fleet:
                 yield from self._echoes(at, set(names))
                 for name in names:
                     self.down.add(name)
+                    self.forgets(name)
                     at += self.random.randrange(300, 2_300) if name == names[0] else 1
                     yield at, ev.NodeLost(node=name, incarnation=self.life(name), reason="lease_expired")
             case "crash":

@@ -126,6 +126,7 @@ class _Campaign:
             node = self.state.nodes[name]
             if node.quarantine is not None and node.quarantine.until == "for_good":
                 if node.live:
+                    fleet.forgets(name)
                     self._fact(fleet.now_ms, ev.NodeLeft(node=name, incarnation=fleet.life(name), reason="repair"))
                 continue
             if node.cordoned_seq is not None or (node.quarantine is not None and node.quarantine.until == "uncordon"):

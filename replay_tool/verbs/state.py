@@ -84,10 +84,14 @@ def fold_to(log: Log, at: int | None) -> State:
     Raises:
         NotInLog: no such seq.
     """
-    found = State()
     if at is not None and at < 1:
         raise NotInLog(f"{log.where}: --at {at}: the first seq is 1")
-    for record in log.records():
+    found = log.beginning()
+    if at is not None and at < found.seq:
+        raise NotInLog(f"{log.where}: --at {at}: records 1 to {found.seq} were archived; ask the archive's bundle")
+    if found.seq and found.seq == at:
+        return found
+    for record in log.records(found.seq):
         apply(found, record)
         if record.seq == at:
             return found

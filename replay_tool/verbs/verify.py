@@ -18,18 +18,20 @@ from lmr.engine.plan import Plan
 from lmr.engine.record import Record, genesis_hash, payload_bytes, record_hash
 from lmr.engine.reduce import apply
 from lmr.engine.state import State
+from lmr.engine.state_bytes import state_bytes
 from lmr.replay_tool.errors import LogBroken
 from lmr.replay_tool.printing import Progress, silent
 from lmr.replay_tool.source import Log
 from lmr.replay_tool.verbs.anchors import Anchor
+from lmr.store.sealing import state_digest
 
 FaultKind = Literal[
     "chain_broken", "body_changed", "seq_gap", "wrong_run",
     "decision_differs", "decision_missed", "decision_not_due", "wrong_event_id",
     "deadline_early", "deadline_unknown",
-    "anchor_differs", "tail_cut",
+    "anchor_differs", "tail_cut", "seal_broken", "snapshot_differs",
 ]  # fmt: skip
-_DECISIONS = (PlanCommitted, RunClosed)
+_DECISIONS = frozenset({PlanCommitted, RunClosed})
 MAX_FAULTS = 50
 """Faults listed; the rest is counted. A log that broke once breaks everywhere after."""
 
@@ -56,6 +58,8 @@ class Verification:
     run_id: str
     kind: str
     ok: bool = True
+    archived: int = 0
+    """Records that were moved to an archive; the state sealed with them stands for them."""
     records: int = 0
     decisions: int = 0
     deadlines: int = 0
@@ -88,9 +92,16 @@ def verify(log: Log, *, anchors: Iterable[Anchor] = (), progress: Progress = sil
         progress: told the seq now and then.
     """
     result = Verification(log.where, log.run_id, log.kind, notes=list(log.notes))
-    pass_ = _Pass(result, log.run_id, {anchor.seq: anchor for anchor in anchors})
     try:
-        for record in log.records():
+        state = log.beginning()
+    except LogBroken as error:
+        result.blame(Fault(error.seq, "seal_broken", f"{error.what}; nothing behind it was read"))
+        return result
+    result.archived = state.seq
+    pass_ = _Pass(result, log.run_id, state, log.snapshots())
+    pass_.watch(anchors)
+    try:
+        for record in log.records(state.seq):
             if not pass_.check(record):
                 break
             if not record.seq % 20_000:
@@ -104,24 +115,45 @@ def verify(log: Log, *, anchors: Iterable[Anchor] = (), progress: Progress = sil
 class _Pass:
     """One walk over the log: the chain's head, the folded state, and the decision that is due next."""
 
-    def __init__(self, result: Verification, run_id: str, anchors: dict[int, Anchor]) -> None:
+    def __init__(self, result: Verification, run_id: str, state: State, snapshots: dict[int, str]) -> None:
         self.result = result
         self.run_id = run_id
-        self.anchors = anchors
-        self.state = State()
-        self.head = genesis_hash(run_id)
-        self.due: Event | None = None
+        self.anchors: dict[int, Anchor] = {}
+        self.snapshots = snapshots
+        self.state = state
+        self.head = state.head_hash or genesis_hash(run_id)
+        self.due = decide(state)
         self.missed = False
+
+    def watch(self, anchors: Iterable[Anchor]) -> None:
+        """Compares these heads as their records come; the archive's end now, and what lies before it not at all."""
+        for anchor in anchors:
+            if anchor.seq > self.state.seq:
+                self.anchors[anchor.seq] = anchor
+            elif anchor.seq == self.state.seq:
+                self._compare(anchor, self.head)
+            else:
+                self.result.notes.append(f"{anchor.where} saw seq {anchor.seq}, which is archived: verify the archive")
 
     def check(self, record: Record) -> bool:
         """One more record; False when a gap was found, behind which nothing can be folded."""
-        in_order = record.seq == self.result.records + 1
-        self._check_chain(record)
+        result = self.result
+        in_order = record.seq == self.state.seq + 1
+        if (
+            in_order
+            and record.prev_hash == self.head
+            and record_hash(record.prev_hash, record.body) == record.hash
+            and record.run_id == self.run_id
+            and not self.anchors
+        ):
+            self.head = record.hash
+        else:
+            self._check_chain(record)
         if not in_order:
             return False
-        data = record.event.data
-        self.result.records += 1
-        if isinstance(data, _DECISIONS):
+        result.records += 1
+        kind = type(record.event.data)
+        if kind in _DECISIONS:
             self._check_decision(record)
         elif self.due is not None and not self.missed:
             self.missed = True
@@ -130,12 +162,17 @@ class _Pass:
                 f"{_name(self.due)} was due here and not taken before {record.event.type}",
                 recomputed=_name(self.due),
             )  # fmt: skip
-        if isinstance(data, DeadlinePassed):
-            self._check_deadline(record, data)
-        elif isinstance(data, UnknownData):
+        if kind is DeadlinePassed:
+            self._check_deadline(record)
+        elif kind is UnknownData:
             name = record.event.type
-            self.result.unknown_types[name] = self.result.unknown_types.get(name, 0) + 1
+            result.unknown_types[name] = result.unknown_types.get(name, 0) + 1
         apply(self.state, record)
+        if self.snapshots and (kept := self.snapshots.pop(record.seq, None)) is not None:
+            own = state_digest(state_bytes(self.state))
+            if own != kept:
+                text = "the snapshot kept here is not what the records up to it fold to"
+                self._fault(record, "snapshot_differs", text, "state_digest", kept, own)
         self.due = decide(self.state)
         if self.due is None:
             self.missed = False
@@ -145,7 +182,7 @@ class _Pass:
         result = self.result
         result.head_hash = self.head
         if self.due is not None:
-            result.still_due.append(f"{_name(self.due)} is due after seq {result.records} and not yet recorded")
+            result.still_due.append(f"{_name(self.due)} is due after seq {self.state.seq} and not yet recorded")
         deadline = next_deadline(self.state)
         if deadline is not None:
             wait = deadline.due_ms - self.state.now_ms
@@ -153,11 +190,12 @@ class _Pass:
             result.still_due.append(f"deadline {deadline.id} is due {when} and not yet recorded")
         for anchor in sorted(self.anchors.values(), key=lambda item: item.seq):
             result.blame(
-                Fault(anchor.seq, "tail_cut", f"{anchor.where} saw seq {anchor.seq}; the log ends at {result.records}")
+                Fault(anchor.seq, "tail_cut", f"{anchor.where} saw seq {anchor.seq}; the log ends at {self.state.seq}")
             )
 
     def _check_chain(self, record: Record) -> None:
-        expected = self.result.records + 1
+        """Looks closely at a record that is not plainly the next one: what is wrong, or what an anchor says of it."""
+        expected = self.state.seq + 1
         if record.seq != expected:
             self._fault(
                 record,
@@ -176,10 +214,13 @@ class _Pass:
         self.head = record.hash
         anchor = self.anchors.pop(record.seq, None) if self.anchors else None
         if anchor is not None:
-            self.result.anchors_checked += 1
-            if anchor.hash != record.hash:
-                text = f"{anchor.where} saw another record here"
-                self._fault(record, "anchor_differs", text, "hash", record.hash, anchor.hash)
+            self._compare(anchor, record.hash)
+
+    def _compare(self, anchor: Anchor, hash_: str) -> None:
+        self.result.anchors_checked += 1
+        if anchor.hash != hash_:
+            text = f"{anchor.where} saw another record here"
+            self.result.blame(Fault(anchor.seq, "anchor_differs", text, "hash", hash_, anchor.hash))
 
     def _check_decision(self, record: Record) -> None:
         result, event, due = self.result, record.event, self.due
@@ -220,7 +261,9 @@ class _Pass:
             )
         )
 
-    def _check_deadline(self, record: Record, data: DeadlinePassed) -> None:
+    def _check_deadline(self, record: Record) -> None:
+        data = record.event.data
+        assert isinstance(data, DeadlinePassed)
         self.result.deadlines += 1
         waited = next_deadline(self.state)
         if waited is None or waited.id != data.deadline:

@@ -14,10 +14,18 @@ from pathlib import Path
 from statistics import median
 
 from lmr.engine.deadlines import next_deadline
-from lmr.engine.events import DECISIONS, DeadlinePassed, Event, PlanCommitted, RunOpened
+from lmr.engine.events import (
+    DECISIONS,
+    CheckpointCaptured,
+    CheckpointReplicated,
+    DeadlinePassed,
+    Event,
+    PlanCommitted,
+    RunOpened,
+)
 from lmr.engine.policy import RecoveryPolicy
 from lmr.engine.record import Record
-from lmr.engine.reduce import apply
+from lmr.engine.reduce import apply, pass_over
 from lmr.engine.state import State
 from lmr.replay_tool.counterfactual import Effect, Replay, told_apart
 from lmr.replay_tool.errors import NotInLog, ReplayError, Unreadable
@@ -27,6 +35,7 @@ from lmr.replay_tool.sentences import plan_headline
 from lmr.replay_tool.source import Log, open_source
 
 _SLACK_MS = 1_000
+_COPIES = frozenset({CheckpointCaptured.type, CheckpointReplicated.type})
 
 
 @dataclass(frozen=True)
@@ -157,8 +166,7 @@ def whatif(log: Log, *, policy: RecoveryPolicy | None = None, without: Sequence[
     Raises:
         NotInLog: a seq of `without` is no fact of the log.
     """
-    times = recovery_times(log)
-    comparison = _Comparison(log, policy, frozenset(without), times)
+    comparison = _Comparison(log, policy, frozenset(without))
     for record in log.records():
         if not comparison.take(record):
             break
@@ -178,12 +186,15 @@ def recovery_times(log: Log) -> dict[str, int]:
 class _Comparison:
     """Two folds side by side: what was recorded, and what would have been decided."""
 
-    def __init__(self, log: Log, policy: RecoveryPolicy | None, without: frozenset[int], times: dict[str, int]) -> None:
+    def __init__(self, log: Log, policy: RecoveryPolicy | None, without: frozenset[int]) -> None:
+        self.log = log
         self.result = WhatIf(log.where, log.run_id, without=tuple(sorted(without)), notes=log.notes)
         self.policy = policy
         self.without = without
-        self.times = times
+        self.times: dict[str, int] = {}
+        """Asked of the log only once something changes."""
         self.recorded_state = State()
+        """Where the recorded run stood: its generations, incidents and deadlines, without the copies of its state."""
         self.replay = Replay(policy)
         self.recorded: deque[Record] = deque()
         self.instead: deque[Event] = deque()
@@ -192,20 +203,21 @@ class _Comparison:
 
     def take(self, record: Record) -> bool:
         """One more record; False when nothing more need be read."""
-        if record.event.type in DECISIONS:
+        event = record.event
+        if event.type in DECISIONS:
             self.result.decisions += 1
-        if not self.known:
-            self.result.not_judged += record.event.type in DECISIONS
-            return True
-        in_step = next_deadline(self.recorded_state) == self.replay.next_deadline()
-        if record.event.type in DECISIONS:
+            if not self.known:
+                self.result.not_judged += 1
+                return True
             self.recorded.append(record)
-        elif isinstance(record.event.data, DeadlinePassed):
-            self._recorded_deadline(record, record.event.data.deadline)
+        elif not self.known:
+            return True
+        elif event.type == DeadlinePassed.type:
+            self._recorded_deadline(record)
         else:
-            self._fact(record, in_step)
+            self._fact(record)
         if self.known:
-            apply(self.recorded_state, record)
+            (pass_over if event.type in _COPIES else apply)(self.recorded_state, record)
             self._match(record)
         return True
 
@@ -218,7 +230,8 @@ class _Comparison:
             self._stop(self.recorded_state.seq + 1)
         return self.result
 
-    def _recorded_deadline(self, record: Record, name: str) -> None:
+    def _recorded_deadline(self, record: Record) -> None:
+        name = getattr(record.event.data, "deadline", "")
         if record.seq in self.without:
             raise NotInLog(
                 f"{self.result.where}: --without {record.seq} is a deadline; leave out the fact that caused it"
@@ -227,12 +240,15 @@ class _Comparison:
         if waited is not None and waited.id == name and waited.due_ms <= record.recorded_at_ms:
             self.instead += self.replay.take(record)
 
-    def _fact(self, record: Record, in_step: bool) -> None:
-        if isinstance(record.event.data, RunOpened) and self.policy is not None:
+    def _fact(self, record: Record) -> None:
+        if self.policy is not None and isinstance(record.event.data, RunOpened):
             self._note_policy(record.event.data)
+        due = self.replay.next_deadline()
         # In step with the recorded run, its own deadlines come from the log, as late as they came.
-        while not in_step and (due := self.replay.next_deadline()) is not None and due.due_ms <= record.recorded_at_ms:
-            self.instead += self.replay.pass_deadline(due)
+        if due is not None and due.due_ms <= record.recorded_at_ms and due != next_deadline(self.recorded_state):
+            while due is not None and due.due_ms <= record.recorded_at_ms:
+                self.instead += self.replay.pass_deadline(due)
+                due = self.replay.next_deadline()
         if not self._possible(record):
             self._stop(record.seq)
         elif record.seq in self.without:
@@ -272,6 +288,7 @@ class _Comparison:
     def _stop(self, seq: int) -> None:
         """The first decision with another effect: from `seq` on nothing is known."""
         self.known = False
+        self.times = recovery_times(self.log)
         recorded = self.recorded[0] if self.recorded else None
         instead = self.instead[0] if self.instead else None
         waits = None
