@@ -148,5 +148,18 @@ def guarded(found: Session, where: str, action: Callable[[], None]) -> None:
         action()
     except FrameworkConflict:
         raise
-    except Exception as error:  # noqa: BLE001  protection may fail, the script may not
+    except Exception as error:
+        if is_of_a_loader_worker(error):
+            raise
         found.fault(where, error)
+
+
+def is_of_a_loader_worker(error: BaseException) -> bool:
+    """Whether torch raised it because a DataLoader worker died: from a signal handler, wherever the program then is.
+
+    It is the script's own, also where it strikes in the middle of what we do.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.endswith("data/_utils/signal_handling.py")

@@ -27,6 +27,7 @@ class Support:
 ADAPTERS: dict[str, str] = {
     "torch": "lmr.integrations.frameworks.pytorch",
     "torch.distributed.checkpoint": "lmr.integrations.frameworks.pytorch.durable",
+    "torchdata.stateful_dataloader.stateful_dataloader": "lmr.integrations.frameworks.pytorch.torchdata_loaders",
     "deepspeed": "lmr.integrations.frameworks.deepspeed",
     "megatron.core.optimizer": "lmr.integrations.frameworks.megatron",
     "torchtitan.components.checkpoint": "lmr.integrations.frameworks.torchtitan",

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import mmap
 import sys
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 
 from lmr.integrations.gemini import codec, finite
+from lmr.integrations.gemini.copying import Copier, Copy, StreamCopier, ThreadCopier, copy_all
 from lmr.integrations.gemini.errors import ShardMismatch, StateUnknown
+from lmr.integrations.gemini.frozen import FrozenPart
 from lmr.integrations.gemini.shard import Entry, Layout, Section, ShardMeta, Wanted, read_entries, read_tree
+from lmr.integrations.gemini.traces import Trace, Tracer
+
+Change = Literal["anywhere", "step", "never"]
+"""When a tensor is written to: at any time; only while an optimizer steps, as what is trained; not at all."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -31,25 +39,26 @@ class Collection:
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
         self.sections: list[Section] = []
-        self.trained: list[bool] = []
-        """Which of them are trained: parameters an optimizer updates, and its state."""
+        self.owners: list[torch.Tensor] = []
+        """Whom the script writes to: of a local part the DTensor, else the tensor itself."""
+        self.changes: list[Change] = []
         self.on_device: list[str] = []
         self.parts: list[str] = []
         """Names of those that are a DTensor's local part."""
 
-    def add(self, name: str, tensor: torch.Tensor, section: Section, *, trained: bool = False) -> str:
+    def add(self, name: str, tensor: torch.Tensor, section: Section, changes: Change = "anywhere") -> str:
         """Take a tensor in; of a DTensor, the part that is here.
 
         Args:
             name: unique.
             tensor: any.
             section: whether data-parallel peers hold it alike.
-            trained: whether it is a parameter an optimizer updates, or its state.
+            changes: when somebody may write to it.
 
         Raises:
             StateUnknown: not a dense, plain tensor.
         """
-        part = local(tensor)
+        part, owner = local(tensor), tensor
         if part is not tensor:
             self.parts.append(name)
             tensor = part
@@ -58,10 +67,36 @@ class Collection:
         self.tensors.append(tensor)
         self.names.append(name)
         self.sections.append(section)
-        self.trained.append(trained)
+        self.owners.append(owner)
+        self.changes.append(changes)
         if tensor.device.type != "cpu":
             self.on_device.append(name)
         return name
+
+
+class Unfinished:
+    """A capture whose copy may still go on. Until it has ended and is `intact`, it is worth nothing."""
+
+    def __init__(self, copies: list[Copy], intact: Callable[[], bool]) -> None:
+        self._copies = copies
+        self._intact = intact
+
+    def done(self) -> bool:
+        """Whether the copy has ended."""
+        return all(copy.done() for copy in self._copies)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the copy; False when it has not come within `timeout_s`.
+
+        Raises:
+            CopyFailed: it failed.
+        """
+        deadline = time.monotonic() + timeout_s
+        return all(copy.wait(max(0.0, deadline - time.monotonic())) for copy in self._copies)
+
+    def intact(self) -> bool:
+        """Whether nobody has written to what was being copied. To be asked by the thread that trains."""
+        return self._intact()
 
 
 class ShardWriter:
@@ -78,19 +113,23 @@ class ShardWriter:
         self._signature: list[Any] = []
         self._layout = Layout([])
         self._places: dict[int, list[torch.Tensor]] = {}
+        self._host = ThreadCopier()
+        self._device: Copier | None = None
+        self._trained = Tracer()
+        self.frozen = FrozenPart()
 
     def plan(self, collection: Collection, tree: bytes) -> ShardMeta:
         """Lay the tensors out; returns the lengths the shard will have."""
         signature = [
-            (name, tensor.dtype, tensor.shape, section, trained)
-            for name, tensor, section, trained in zip(
-                collection.names, collection.tensors, collection.sections, collection.trained, strict=True
+            (name, tensor.dtype, tensor.shape, section, changes == "step")
+            for name, tensor, section, changes in zip(
+                collection.names, collection.tensors, collection.sections, collection.changes, strict=True
             )
         ]
         if signature != self._signature:
-            wanted = [self._wanted(*one) for one in signature]
-            self._layout, self._signature = Layout(wanted), signature
+            self._layout, self._signature = Layout([self._wanted(*one) for one in signature]), signature
             self._places.clear()
+            self.frozen.forget()
         return self._layout.meta(self._rank, len(tree))
 
     def _wanted(self, name: str, dtype: torch.dtype, shape: torch.Size, section: Section, trained: bool) -> Wanted:
@@ -98,8 +137,20 @@ class ShardWriter:
         must_be_finite = trained and self._require_finite and finite.can_be_checked(kind)
         return Wanted(name, kind, tuple(shape), _nbytes(dtype, shape), section, must_be_finite)
 
-    def write(self, number: int, memory: mmap.mmap, collection: Collection, tree: bytes, meta: ShardMeta) -> None:
-        """Copy everything into the buffer.
+    def write(
+        self,
+        number: int,
+        memory: mmap.mmap,
+        collection: Collection,
+        tree: bytes,
+        meta: ShardMeta,
+        *,
+        background: bool = False,
+    ) -> Unfinished:
+        """Copy everything into the buffer, or begin to.
+
+        What only the optimizer writes may be left to a copy that goes on after the return; everything else has been
+        copied by then.
 
         Args:
             number: of the buffer; the same number is the same memory.
@@ -107,17 +158,67 @@ class ShardWriter:
             collection: what `plan` was given.
             tree: what `plan` was given.
             meta: what `plan` returned.
+            background: whether to leave something to a copy that goes on.
         """
-        places = self._places.get(number)
-        if places is None:
-            by_name = {entry.name: entry for entry in self._layout.entries}
-            places = self._places[number] = [view(memory, by_name[name]) for name in collection.names]
-        with torch.no_grad():
-            torch._foreach_copy_(places, [tensor.detach() for tensor in collection.tensors])
+        places = self._places_in(number, memory)
+        by_change: dict[Change, list[int]] = {"anywhere": [], "step": [], "never": []}
+        for i, changes in enumerate(collection.changes):
+            by_change[changes].append(i)
+        later = by_change["step"] if background else []
+        before = self._trace(collection, later)
+        if before is None:
+            later = []
+        frozen = by_change["never"]
+        parts = (_pick(places, frozen), _pick(collection.tensors, frozen), _pick(collection.owners, frozen))
+        at_once = by_change["anywhere"] + ([] if later else by_change["step"])
+        if not self.frozen.is_there(number, *parts):
+            at_once += frozen
+        copies = self._begin(_pick(places, later), _pick(collection.tensors, later))
+        copy_all(_pick(places, at_once), _pick(collection.tensors, at_once))
         at = meta.tensor_bytes
         memory[at : at + meta.entries_bytes] = self._layout.entries_json
         at += meta.entries_bytes
         memory[at : at + meta.tree_bytes] = tree
+
+        def intact() -> bool:
+            after = self._trace(collection, later)
+            return before is not None and after is not None and before.same_as(after)
+
+        return Unfinished(copies, intact if later else lambda: True)
+
+    def _places_in(self, number: int, memory: mmap.mmap) -> list[torch.Tensor]:
+        places = self._places.get(number)
+        if places is None:
+            by_name = {entry.name: entry for entry in self._layout.entries}
+            whole = torch.frombuffer(memory, dtype=torch.uint8)
+            places = self._places[number] = [_place(whole, by_name[name]) for name, *_ in self._signature]
+        return places
+
+    def _trace(self, collection: Collection, chosen: list[int]) -> Trace | None:
+        if not chosen:
+            return None
+        return self._trained.take(_pick(collection.tensors, chosen), _pick(collection.owners, chosen))
+
+    def _begin(self, places: list[torch.Tensor], tensors: list[torch.Tensor]) -> list[Copy]:
+        host = [i for i, tensor in enumerate(tensors) if tensor.device.type != "cuda"]
+        device = [i for i, tensor in enumerate(tensors) if tensor.device.type == "cuda"]
+        copies = []
+        if device:
+            self._device = self._device or StreamCopier(torch.cuda)
+            copies.append(self._device.start(_pick(places, device), _pick(tensors, device)))
+        if host:
+            copies.append(self._host.start(_pick(places, host), _pick(tensors, host)))
+        return copies
+
+
+def _pick(tensors: list[torch.Tensor], chosen: list[int]) -> list[torch.Tensor]:
+    return [tensors[i] for i in chosen]
+
+
+def _place(whole: torch.Tensor, entry: Entry) -> torch.Tensor:
+    """Where an entry's tensor lies in a buffer, with the buffer's own storage: that is what gets pinned."""
+    dtype = getattr(torch, entry.dtype)
+    return whole[entry.offset : entry.offset + entry.nbytes].view(dtype).view(entry.shape)
 
 
 def _nbytes(dtype: torch.dtype, shape: torch.Size) -> int:

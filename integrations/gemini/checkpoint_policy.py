@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lmr.integrations.gemini.pace import Mode
+
 
 class CheckpointPolicy(BaseModel):
     """How training state is kept in memory. Whole numbers only, so that equal policies have equal bytes."""
@@ -34,6 +36,10 @@ class CheckpointPolicy(BaseModel):
     require_finite: bool = Field(
         True,
         description="a step whose trained state holds not-a-number or infinity is neither certified nor restored",
+    )
+    copy_mode: Mode = Field(
+        "auto",
+        description="copy at the boundary (foreground) or during forward and backward (background); auto measures",
     )
     orphan_s: int = Field(
         300, ge=1, description="seconds a vault keeps its memory after its agent went away, for an agent that returns"

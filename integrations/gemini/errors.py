@@ -37,3 +37,7 @@ class ShardMismatch(GeminiError):
 
 class VaultUnavailable(GeminiError):
     """The vault of this node cannot be reached or refuses."""
+
+
+class CopyFailed(GeminiError):
+    """A copy that went on behind the loop's back failed or does not end."""

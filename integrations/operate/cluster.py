@@ -188,11 +188,12 @@ class Cluster:
         """Pids of the node's trainer processes by global rank: the ones that run the user's script."""
         found = {}
         for pid in self.processes(node):
-            environ = _environ(pid)
-            if "RANK" in environ and _parent_environ(pid).get("RANK") == environ["RANK"]:
-                found[int(environ["RANK"])] = pid
-            elif (name := _comm(pid)).startswith("rank") and name[4:].isdigit():  # a warm start
-                found[int(name[4:])] = pid
+            rank, parent = _environ(pid).get("RANK"), _parent(pid)
+            warm = _warm_rank(pid)
+            if rank is not None and _environ(parent).get("RANK") == rank and "RANK" not in _environ(_parent(parent)):
+                found[int(rank)] = pid  # child of a supervisor; the children of trainers load data
+            elif warm is not None and _warm_rank(parent) is None:
+                found[warm] = pid
         return found
 
     def workers(self, node: str) -> dict[int, int]:
@@ -200,7 +201,7 @@ class Cluster:
         found: dict[int, int] = {}
         for pid in sorted(self.processes(node)):
             environ = _environ(pid)
-            if "RANK" in environ and "RANK" not in _parent_environ(pid):
+            if "RANK" in environ and "RANK" not in _environ(_parent(pid)):
                 found.setdefault(int(environ["RANK"]), pid)
         return found
 
@@ -245,16 +246,19 @@ def _environ(pid: int) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
 
 
-def _comm(pid: int) -> str:
+def _warm_rank(pid: int) -> int | None:
+    """The rank a process is named after, as forks of the warm process are."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
-        return ""
+        return None
+    return int(name[4:]) if name.startswith("rank") and name[4:].isdigit() else None
 
 
-def _parent_environ(pid: int) -> dict[str, str]:
+def _parent(pid: int) -> int:
+    """The parent's pid; 0 when there is none to be seen."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
-        return {}
-    return _environ(int(fields[1]))
+        return 0
+    return int(fields[1])

@@ -39,6 +39,21 @@ def refusal(config: BackendConfig, local_world_size: int, roster: Roster, hello:
     return None
 
 
+def reshaped(config: BackendConfig, local_world_size: int, roster: Roster) -> Refusal | None:
+    """Whether a run that goes on was started with other numbers than now: each rank's state fits that rank only."""
+    opened = roster.opened
+    if opened is None or roster.closed is not None:
+        return None
+    if (opened.min_nodes, opened.local_world_size) == (config.min_nodes, local_world_size):
+        return None
+    return Refusal(
+        f"run {config.run_id!r} goes on with {opened.min_nodes} nodes of {opened.local_world_size} ranks, not with "
+        f"{config.min_nodes} of {local_world_size}: state is not resharded. Give it the --nnodes minimum and "
+        f"--nproc-per-node it was started with, or another --rdzv-id",
+        1,
+    )
+
+
 def twin(node: str) -> Refusal:
     """Two live agents claim one node id."""
     return Refusal(f"node id {node!r} is in use by a live agent: set LM_RESILIENCY_NODE_ID to tell them apart", 1)

@@ -42,6 +42,7 @@ from lmr.integrations.torchrun.admission import Refusal
 from lmr.integrations.torchrun.barrier import Barrier
 from lmr.integrations.torchrun.committer import Committed, Committer, Fact
 from lmr.integrations.torchrun.config import BackendConfig
+from lmr.integrations.torchrun.errors import AdmissionRefused
 from lmr.integrations.torchrun.orders import Dispatch
 from lmr.integrations.torchrun.retention import Retention
 from lmr.integrations.torchrun.roster import Roster
@@ -141,10 +142,14 @@ class Decider:
             reopen: nobody of an open run's nodes is left; otherwise they are expected to come back to this decider.
 
         Raises:
+            AdmissionRefused: the run was opened for other numbers of nodes and ranks.
             StoreError: the log cannot be read.
         """
         for record in self._committer.load():
             self._take(record)
+        if (refused := admission.reshaped(self._config, self._local_world_size, self._roster)) is not None:
+            await asyncio.to_thread(self._give_back)
+            raise AdmissionRefused(refused.reason, refused.exit_code)
         self._committer.start()
         if self._roster.opened is None:
             self._publish(self._opening())

@@ -33,11 +33,16 @@ SINGLE_LONG = [
 FOUR_RANKS = [("ddp", 9)]
 FOUR_RANKS_LONG = [("ddp", 2), ("ddp_unused", 8), ("ddp_static", 7)]
 
+# Copied while forward and backward run, whatever that costs; `meddler` writes to parameters in between.
+BACKGROUND = [("meddler", 9)]
+BACKGROUND_LONG = [("frozen", 13), ("accumulate", 4), ("workers", 10), ("no_loader", 10), ("plain", 12)]
 
-def recover(tmp_path: Path, variant: str, step: int, nodes: int, local: int) -> Scenario:
+
+def recover(tmp_path: Path, variant: str, step: int, nodes: int, local: int, copy_mode: str = "auto") -> Scenario:
     script = [str(VARIANTS), variant]
     left_alone = reference(script, tmp_path, nodes * local)
-    scenario = Scenario([*script, "--pause", "0.02"], tmp_path, nodes, local)
+    policy = {"checkpoint": {"copy_mode": copy_mode}}
+    scenario = Scenario([*script, "--pause", "0.02"], tmp_path, nodes, local, **policy)
     try:
         scenario.start()
         scenario.pin(step)
@@ -61,6 +66,19 @@ def test_one_process(tmp_path: Path, variant: str, step: int) -> None:
     scenario = recover(tmp_path, variant, step, nodes=1, local=1)
     degraded = [m["what"] for m in scenario.nodes[0].workers_say.having(kind="degraded")]
     assert degraded == (["position"] if variant == "stream" else [])
+
+
+@pytest.mark.parametrize(("variant", "step"), cases(BACKGROUND, BACKGROUND_LONG))
+def test_one_process_copied_in_the_background(tmp_path: Path, variant: str, step: int) -> None:
+    """What was written to while it was copied is never what comes back."""
+    recover(tmp_path, variant, step, nodes=1, local=1, copy_mode="background")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variant", ["ddp", "ddp_unused"])
+def test_four_ranks_copied_in_the_background(tmp_path: Path, variant: str) -> None:
+    """Buffers that forward broadcasts and random states are of the boundary, parameters of the step."""
+    recover(tmp_path, variant, 8, nodes=2, local=2, copy_mode="background")
 
 
 @pytest.mark.parametrize(("variant", "step"), cases(FOUR_RANKS, FOUR_RANKS_LONG))

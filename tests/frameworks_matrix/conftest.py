@@ -19,7 +19,15 @@ from lmr.replay_tool.main import main as lmr_replay
 FLIP = str(Path(__file__).parent / "shims" / "flip_a_bit.py")
 EQUAL = "bitwise equal"
 MAJORITY = "by majority"
-POLICY = "schema_version = 1\n[recovery]\npublish_ms = 100\n[replay.hang]\nfloor_ms = 6000\n"
+POLICY = """schema_version = 1
+[recovery]
+publish_ms = 100
+[replay.hang]
+floor_ms = 6000
+[checkpoint]
+copy_mode = "background"
+"""
+"""Small models would be copied at the boundary; these copies are to go on while whatever a framework does is done."""
 PATIENCE_S = 240.0
 """For one wait; frameworks take a while to start, and these machines are busy."""
 

@@ -15,12 +15,12 @@ TYPES = [name for name in sorted(finite._LARGEST) if name != "complex32"]
 
 def shard_with(tensor: torch.Tensor, *, trained: bool, require_finite: bool = True) -> str | None:
     collection = Collection()
-    collection.add("before", torch.ones(3), "shared", trained=True)
-    collection.add("tensor", tensor, "own", trained=trained)
+    collection.add("before", torch.ones(3), "shared", "step")
+    collection.add("tensor", tensor, "own", "step" if trained else "anywhere")
     writer = ShardWriter(0, require_finite=require_finite)
     meta = writer.plan(collection, b"{}")
     memory = mmap.mmap(-1, meta.total_bytes)
-    writer.write(1, memory, collection, b"{}", meta)
+    writer.write(1, memory, collection, b"{}", meta, background=False)
     return finite.first_nonfinite(memoryview(memory), meta)
 
 

@@ -161,3 +161,20 @@ def test_the_run_that_is_going_was_not_harmed(going):
 def vault_of(loop, node):
     """Pid of a node's vault."""
     return [pid for pid in loop.processes(node) if b"gemini.vault" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("numbers", [{"nproc": 2}, {"nodes": "1:2"}], ids=["ranks", "nodes"])
+def test_a_run_that_goes_on_with_other_numbers_is_refused(waiting, numbers):
+    """State is not resharded: the second start names the numbers of the first, and the run stays as it was."""
+    first = waiting(nodes="2:2", nproc=1, name="first", run_id="reshaped")
+    first.start_all("node-1", "node-2")
+    first.wait_running(0)
+    for node in ("node-1", "node-2"):
+        first.kill_machine(node)
+    again = waiting(**{"nodes": "2:2", "nproc": 1, "run_id": "reshaped", **numbers}, name="again")
+    again.conf["lm_resiliency_restart_context_path"] = str(first.folder / "context.json")
+    again.start("node-1")
+    assert again.wait_exit("node-1") == 1, again.standing()
+    assert "goes on with 2 nodes of 1 ranks, not with" in again.last_line("node-1"), again.standing()
+    assert "Traceback" not in again.agents["node-1"].text(), again.standing()
+    assert [record.event.type for record in first.records()][-1] != "run_reopened"

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from lmr.integrations.frameworks.adapter import is_of_a_loader_worker
 from lmr.integrations.frameworks.pytorch.objects import Created
 from lmr.integrations.frameworks.pytorch.session import Session
 
@@ -28,10 +29,25 @@ def install(session: Session) -> None:
     _note_created(LRScheduler, objects.schedulers, session)
     _note_created(ReduceLROnPlateau, objects.schedulers, session)
     _note_created(torch.amp.GradScaler, objects.scalers, session)
-    _note_created(DataLoader, objects.loaders, session)
+    follow_loaders(DataLoader, session)
     _follow_steps(session)
-    _follow_iterations(session)
+    _follow_batches(session)
     _follow_calls(session)
+    _settle_before(nn.Module, "load_state_dict", session)
+    _settle_before(torch.optim.Optimizer, "load_state_dict", session)
+
+
+def _settle_before(owner: Any, name: str, session: Session) -> None:
+    """What writes to parameters elsewhere than in a step: a copy that goes on must end first."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def settled(*args: Any, **kwargs: Any) -> Any:
+        if session.copying and session.mine:
+            _guard(session, "capture", session.settle)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, settled)
 
 
 def _note_created(kind: type, created: Created[Any], session: Session) -> None:
@@ -49,6 +65,8 @@ def _note_created(kind: type, created: Created[Any], session: Session) -> None:
 def _follow_steps(session: Session) -> None:
     def began(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if session.mine:
+            if session.copying:
+                _guard(session, "capture", session.settle)
             session.step_began(optimizer)
 
     def ended(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -59,9 +77,10 @@ def _follow_steps(session: Session) -> None:
     register_optimizer_step_post_hook(ended)
 
 
-def _follow_iterations(session: Session) -> None:
-    make: Callable[[Any], Any] = DataLoader.__iter__
-    fetch: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
+def follow_loaders(kind: type[Any], session: Session) -> None:
+    """Follow the iterations of one class of loaders."""
+    _note_created(kind, session.objects.loaders, session)
+    make: Callable[[Any], Any] = kind.__iter__
 
     @functools.wraps(make)
     def iterate(self: Any) -> Any:
@@ -78,6 +97,8 @@ def _follow_iterations(session: Session) -> None:
         except StopIteration:
             raise
         except Exception as error:
+            if is_of_a_loader_worker(error):
+                raise
             if not made and _is_ours(error):
                 session.fault("loader position", error)
                 return make(self)
@@ -85,6 +106,12 @@ def _follow_iterations(session: Session) -> None:
                 session.fault("loader position", error)
                 return made[-1]
             raise
+
+    kind.__iter__ = iterate
+
+
+def _follow_batches(session: Session) -> None:
+    fetch: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
 
     @functools.wraps(fetch)
     def next_batch(self: Any) -> Any:
@@ -101,7 +128,6 @@ def _follow_iterations(session: Session) -> None:
         session.loaders.gave(followed[1])
         return batch
 
-    DataLoader.__iter__ = iterate  # type: ignore[method-assign]
     _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
 
 
@@ -109,6 +135,8 @@ def _follow_calls(session: Session) -> None:
     """Calls of models matter until the state is restored, and in loops without a loader."""
 
     def called(module: nn.Module, _args: Any) -> None:
+        if session.copying and session.mine:
+            _guard(session, "capture", lambda: session.settle(wait=False))
         if session.awaits_a_call and module.training and session.mine and torch.is_grad_enabled():
             _guard(session, "capture", lambda: session.at_forward(module))
 
@@ -118,7 +146,9 @@ def _follow_calls(session: Session) -> None:
 def _guard(session: Session, where: str, action: Callable[[], None]) -> None:
     try:
         action()
-    except Exception as error:  # noqa: BLE001  protection may fail, the script may not
+    except Exception as error:
+        if is_of_a_loader_worker(error):
+            raise
         session.fault(where, error)
 
 

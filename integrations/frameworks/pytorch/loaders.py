@@ -22,6 +22,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lmr.integrations.frameworks.pytorch import rng
 from lmr.integrations.frameworks.pytorch.objects import Created
+from lmr.integrations.gemini import codec
+from lmr.integrations.gemini.codec import StoreTensor
+
+FOLLOWED: list[type[Any]] = [DataLoader]
+"""Kinds of loaders that hand out batches themselves, one when asked."""
 
 MakeIterator = Callable[[Any], Any]
 
@@ -71,6 +76,7 @@ class Loaders:
         self._degraded = degraded
         self._tracks: dict[int, Track] = {}
         self._target: dict[int, dict[str, Any]] = {}
+        self._decode: Callable[[Any], Any] = lambda tree: tree
 
     # Following -------------------------------------------------------------------------------------------------
 
@@ -132,10 +138,27 @@ class Loaders:
         """Whether a training loader is in the middle of an iteration."""
         return any(t.training and t.current is not None and t.current.running for t in self._tracks.values())
 
+    def is_used_up(self, track: Track, iteration: Iteration) -> bool:
+        """Whether the iteration has given out its last batch, where that can be told."""
+        loader = dict(self._created.alive()).get(track.number)
+        if loader is None or isinstance(loader.dataset, IterableDataset):
+            return False
+        try:
+            return iteration.yielded >= len(loader)
+        except (TypeError, NotImplementedError):  # a sampler without a length
+            return False
+
     # Positions -------------------------------------------------------------------------------------------------
 
-    def read(self) -> dict[str, Any]:
-        """The position, as JSON."""
+    def read(self, store: StoreTensor) -> dict[str, Any]:
+        """The position, as JSON.
+
+        Args:
+            store: takes the tensors in what loaders and data sets say of their place.
+
+        Raises:
+            StateUnknown: a loader's or data set's own state holds an object that cannot be carried over.
+        """
         found = {}
         alive = dict(self._created.alive())
         for number, track in self._tracks.items():
@@ -150,10 +173,19 @@ class Loaders:
                 "first": iteration.first,
                 "generators": _read_generators(loader),
             }
+            keeper = _keeper(loader)
+            if keeper is not None:
+                found[str(number)]["kept"] = codec.encode(keeper.state_dict(), f"loader.{number}", store)
         return {"loaders": found}
 
-    def aim(self, position: dict[str, Any]) -> None:
-        """From here on lead every training loader to its place in `position`."""
+    def aim(self, position: dict[str, Any], decode: Callable[[Any], Any]) -> None:
+        """From here on lead every training loader to its place in `position`.
+
+        Args:
+            position: as `read` returned it.
+            decode: turns a part of it into values again.
+        """
+        self._decode = decode
         self._target = {int(number): place for number, place in position["loaders"].items()}
 
     @property
@@ -192,12 +224,17 @@ class Loaders:
         iteration = Iteration(track.begun, place["start"], place["first"], yielded=place["yielded"], stepped=True)
         track.current, track.training, track.stepless = iteration, True, list(place["stepless"])
         track.begun += 1
-        if loader.persistent_workers and iteration.ordinal > 0 and loader._iterator is None:
+        keeper = _keeper(loader) if "kept" in place else None
+        if keeper is None and loader.persistent_workers and iteration.ordinal > 0 and loader._iterator is None:
             # The first iteration of persistent workers draws a seed, later ones do not.
             loader._iterator = loader._get_iterator()
         rng.write(place["start"]["rng"])
         _write_generators(loader, place["start"]["generators"])
-        iterator = self._begin_past(loader, make, iteration)
+        if keeper is not None:
+            keeper.load_state_dict(self._decode(place["kept"]))
+            iterator = make(loader)
+        else:
+            iterator = self._begin_past(loader, make, iteration)
         self._follow(iterator, track, iteration)
         restore()
         _write_generators(loader, place["generators"])
@@ -272,6 +309,20 @@ def _write_generators(loader: Any, states: dict[str, str]) -> None:
             generator.set_state(rng.to_tensor(states[name]))
 
 
+def _keeper(loader: Any) -> Any:
+    """Who knows this loader's place and can be given it back; None: it is counted."""
+    if _keeps_its_place(loader):
+        return loader
+    # In worker processes there are copies of the data set that cannot be asked.
+    if isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0 and _keeps_its_place(loader.dataset):
+        return loader.dataset
+    return None
+
+
+def _keeps_its_place(one: Any) -> bool:
+    return callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))
+
+
 def is_plain(loader: Any) -> bool:
     """Whether the loader hands out batches itself, one when asked: a subclass may fetch ahead of what it gives."""
-    return type(loader).__iter__ is DataLoader.__iter__
+    return any(type(loader).__iter__ is kind.__iter__ for kind in FOLLOWED)

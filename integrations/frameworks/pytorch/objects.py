@@ -69,6 +69,8 @@ class Objects:
         self.schedulers: Created[Any] = Created()
         self.scalers: Created[Any] = Created()
         self.loaders: Created[Any] = Created()
+        self.tracked: dict[str, Any] = {}
+        """What the script itself named, by name: anything with `state_dict` and `load_state_dict`."""
         self._roots: list[weakref.ref[nn.Module]] | None = None
         self._params: frozenset[int] = frozenset()
         self.framework: Framework | None = None

@@ -11,6 +11,7 @@ per-epoch code ran for the epochs that were passed over.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -23,19 +24,17 @@ from torch import nn
 from lmr.integrations.frameworks.adapter import Framework, FrameworkConflict
 from lmr.integrations.frameworks.agent_link import AgentLink
 from lmr.integrations.frameworks.pytorch import ddp, durable
+from lmr.integrations.frameworks.pytorch.captures import Captures
 from lmr.integrations.frameworks.pytorch.loaders import Iteration, Loaders, MakeIterator, Track, is_plain
 from lmr.integrations.frameworks.pytorch.objects import Objects, replicated
 from lmr.integrations.frameworks.pytorch.state import TrainingState
 from lmr.integrations.frameworks.pytorch.steps import Steps
 from lmr.integrations.frameworks.trainer_context import TrainerContext
-from lmr.integrations.gemini.capture import Collection, ShardReader, ShardWriter
-from lmr.integrations.gemini.client import Restored, VaultClient
+from lmr.integrations.gemini.capture import Collection, ShardReader
+from lmr.integrations.gemini.client import Restored
 from lmr.integrations.gemini.errors import GeminiError, ShardMismatch, VaultUnavailable
 from lmr.integrations.scout.pulse import Pulse
 from lmr.integrations.scout.trainer_checks import TrainerChecks
-
-_GRANT_PATIENCE_S = 0.005
-_FIRST_GRANT_PATIENCE_S = 0.5
 
 
 class Session:
@@ -55,16 +54,15 @@ class Session:
         self.steps = Steps(self.objects.optimizers, context.resume_step)
         self._state = TrainingState(self.objects, self.loaders, self._agent.degraded)
         self.checks = None if pulse is None else TrainerChecks(context, pulse, self.objects, self._agent)
-        self._writer = ShardWriter(context.rank, require_finite=bool(context.checkpoint.get("require_finite", True)))
-        self._vault: VaultClient | None = None
-        self._arena_bytes = 0
+        self._captures = Captures(context, self._agent, self._state)
         self._captured_step = context.resume_step
         self._restored: Restored | None = None
         self._reader: ShardReader | None = None
         self._must_restore = context.enable_checkpoint and context.resume_step > 0
         self._has_restored = False
         self._protecting = context.enable_checkpoint
-        self.skipped_captures = 0
+        self._script_says = False
+        atexit.register(self._at_exit)
         if context.generation > 0 and context.resume_step == 0:
             self._agent.restored(0, "memory")
 
@@ -160,10 +158,11 @@ class Session:
 
     # Boundaries ------------------------------------------------------------------------------------------------
 
-    def at_next(self, track: Track, _iteration: Iteration) -> None:
+    def at_next(self, track: Track, iteration: Iteration) -> None:
         """A loader is asked for its next batch."""
-        if track.training:
-            self._boundary()
+        if track.training and not self._script_says:
+            # Behind the last batch comes any code, not forward and backward: evaluation with other weights, say.
+            self._boundary(busy=not self.loaders.is_used_up(track, iteration))
 
     @property
     def awaits_a_call(self) -> bool:
@@ -175,67 +174,69 @@ class Session:
         if self._must_restore and not self._has_restored:
             if self.objects.optimizers.alive() and self._is_optimized(module):
                 self.restore()
-        elif self.steps.completed > self._captured_step and not self.loaders.feeding() and self._is_optimized(module):
+            return
+        stepped = self.steps.completed > self._captured_step and not self._script_says
+        if stepped and not self.loaders.feeding() and self._is_optimized(module):
+            self._boundary()
+
+    def at_script_boundary(self) -> None:
+        """The script says that it is between two steps; from here on nothing else is taken for a boundary."""
+        self._script_says = True
+        if self._must_restore and not self._has_restored:
+            self.restore()
+        else:
             self._boundary()
 
     def _is_optimized(self, module: nn.Module) -> bool:
         parameter = next(module.parameters(), None)
         return parameter is not None and id(parameter) in self.objects.optimized_ids()
 
-    def _boundary(self) -> None:
+    def _boundary(self, *, busy: bool = True) -> None:
+        """Between two steps; `busy` says whether a forward and a backward follow."""
         step = self.steps.completed
         if step == self._captured_step:
             return
         self._captured_step = step
         self.steps.settle()
-        self._protect(step)
+        self._protect(step, busy=busy)
         if self.checks is not None:
             self.checks.at_boundary(step)  # after the capture: damage that is found later came later
 
-    def _protect(self, step: int) -> None:
+    def _protect(self, step: int, *, busy: bool) -> None:
         if not self._protecting or step % self._context.interval:
             return
         if step == self._context.resume_step + 1 and not self._buckets_are_settled():
             return  # the next call of the model rebuilds DDP's buckets; what they become belongs to the state
         try:
-            self._capture(step)
-        except VaultUnavailable as error:
-            self._stop_protecting("captures", str(error))
+            self._captures.take(step, busy=busy)
         except GeminiError as error:
             self._stop_protecting("captures", str(error))
 
     def _buckets_are_settled(self) -> bool:
         return all(wrapper is None or ddp.is_settled(wrapper) for wrapper in map(replicated, self.objects.roots()))
 
-    def _capture(self, step: int) -> None:
-        collection, tree, peers = self._state.collect(step)
-        meta = self._writer.plan(collection, tree)
-        if self._vault is None:
-            self._vault = self._connect()
-        patience_s = _GRANT_PATIENCE_S
-        if meta.total_bytes > self._arena_bytes:
-            self._arena_bytes = meta.total_bytes + meta.tree_bytes  # room for a tree that grows
-            self._vault.request_arena(self._arena_bytes)
-            patience_s = _FIRST_GRANT_PATIENCE_S
-        granted = self._vault.grant(patience_s)
-        if granted is None:
-            self.skipped_captures += 1
-            return
-        self._writer.write(granted.number, granted.memory, collection, tree, meta)
-        self._vault.captured(step, meta, peers)
+    @property
+    def copying(self) -> bool:
+        """Whether a capture is not the vault's yet, because its copy goes on."""
+        return self._captures.pending is not None
 
-    def _connect(self) -> VaultClient:
-        if self._context.vault_socket is None:
-            raise VaultUnavailable("this node has none")
-        return VaultClient(self._context.vault_socket, self._context.rank, self._context.generation)
+    def settle(self, *, wait: bool = True) -> None:
+        """See `Captures.settle`: to be called before anything writes to parameters."""
+        try:
+            self._captures.settle(wait=wait)
+        except GeminiError as error:
+            self._stop_protecting("captures", str(error))
+
+    def _at_exit(self) -> None:
+        if self.mine:
+            self.settle()
 
     def _stop_protecting(self, what: str, why: str) -> None:
         """Training goes on without captures; the grant goes back."""
         self._protecting = False
         self._agent.degraded(what, why)
-        if self._vault is not None and self._reader is None:
-            self._vault.close()
-            self._vault = None
+        if self._reader is None:
+            self._captures.close()
 
     def fault(self, where: str, error: BaseException) -> None:
         """Something of ours failed: the script goes on unprotected, or not at all if it was to be restored."""
@@ -276,9 +277,8 @@ class Session:
         """Wait for the shard; after this the loaders know where to go."""
         if self._reader is None:
             try:
-                self._vault = self._connect()
                 wait_s = float(self._context.checkpoint.get("restore_wait_s", 900))
-                self._restored = self._vault.restore(
+                self._restored = self._captures.vault().restore(
                     self._context.resume_step, wait_s, lambda checkpoint: durable.read(checkpoint, self.rank)
                 )
                 self._reader = ShardReader(self._restored.memory, self._restored.meta)
@@ -290,11 +290,12 @@ class Session:
                 self._refuse(error.why, error.detail)
             except VaultUnavailable as error:
                 self._refuse("missing", str(error))
-            self.loaders.aim(self._reader.tree["position"])
+            self.loaders.aim(self._reader.tree["position"], self._reader.decode)
         return self._reader
 
     def restore(self) -> None:
         """Load the agreed state into the live objects; every rank has it, or none goes on."""
+        self.settle()
         reader = self._open()
         try:
             self._state.load(reader, buckets=not self._has_restored)
@@ -311,8 +312,7 @@ class Session:
         if self._must_restore and self.restore_is_over:
             self._must_restore = False
             self._reader = self._restored = None
-            if self._vault is not None:
-                self._vault.done_reading()
+            self._captures.vault().done_reading()
 
     def _refuse(self, why: str, detail: str, checkpoint_id: str | None = None) -> NoReturn:
         """The agreed state cannot be had: say so and wait for the plan that names another; never train on."""

@@ -7,12 +7,17 @@ places on every rank is computed by each for itself and is not compared.
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 from torch import nn
+
+from lmr.integrations.gemini.errors import ShardMismatch
 
 
 def peers(root: nn.Module) -> list[tuple[list[torch.Tensor], list[int]]]:
@@ -33,3 +38,39 @@ def peers(root: nn.Module) -> list[tuple[list[torch.Tensor], list[int]]]:
                 parameters = [one.sharded_param for one in group.fsdp_params]
                 found.append((parameters, sorted(dist.get_process_group_ranks(replicas))))
     return found
+
+
+def topology(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+    """What says which part of the whole a rank's state is: the number of ranks, and a digest of meshes and placements.
+
+    Two ranks of other places in a mesh may hold parts of equal shape; only this tells them apart.
+
+    Args:
+        named: names and tensors, DTensors among them.
+    """
+    parts, meshes = [], dict[int, Any]()
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is not None:
+        for name, tensor in named:
+            if isinstance(tensor, module.DTensor):
+                mesh: Any = tensor.device_mesh
+                ranks = meshes.setdefault(id(mesh), mesh.mesh.tolist())
+                parts.append([name, [str(one) for one in tensor.placements], list(tensor.shape), ranks])
+    world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return {"world_size": world_size, "digest": xxhash.xxh3_128_hexdigest(json.dumps(parts).encode())}
+
+
+def match_topology(captured: dict[str, Any], here: dict[str, Any]) -> None:
+    """State goes back only to where it came from.
+
+    Raises:
+        ShardMismatch: `topology_mismatch`: other ranks, meshes or placements.
+    """
+    if captured["world_size"] != here["world_size"]:
+        ranks = f"captured on {captured['world_size']} ranks, restored on {here['world_size']}"
+        raise ShardMismatch("topology_mismatch", f"{ranks}: state is not resharded")
+    if captured["digest"] != here["digest"]:
+        raise ShardMismatch(
+            "topology_mismatch",
+            "the meshes or placements of distributed parameters have changed: state is not resharded",
+        )

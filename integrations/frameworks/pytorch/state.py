@@ -13,7 +13,7 @@ from lmr.integrations.frameworks.pytorch import ddp, rng, sharding
 from lmr.integrations.frameworks.pytorch.loaders import Loaders
 from lmr.integrations.frameworks.pytorch.objects import Objects, replicated
 from lmr.integrations.gemini import codec
-from lmr.integrations.gemini.capture import Collection, ShardReader, local
+from lmr.integrations.gemini.capture import Change, Collection, ShardReader, local
 from lmr.integrations.gemini.errors import ShardMismatch
 from lmr.integrations.gemini.shard import Section
 
@@ -51,12 +51,12 @@ class TrainingState:
         names = _live_tensors(roots, self._objects)
         optimized = self._objects.optimized_ids()
         for name, tensor in names.items():
-            trained = tensor.requires_grad and id(tensor) in optimized
-            collection.add(name, tensor, sections.get(id(tensor), "own"), trained=trained)
+            collection.add(name, tensor, sections.get(id(tensor), "own"), self._changes(tensor, optimized))
         tree = {
             "format": FORMAT,
             "step": step,
             "live": list(names),
+            "topology": sharding.topology(names.items()),
             "models": [type(root).__name__ for root in roots],
             "optimizers": {
                 str(number): self._read_optimizer(number, optimizer, collection, sections)
@@ -65,13 +65,24 @@ class TrainingState:
             "schedulers": self._read_stateful("scheduler", self._objects.schedulers.alive(), collection),
             "scalers": self._read_stateful("scaler", self._objects.scalers.alive(), collection),
             "buckets": self._read_buckets(roots),
-            "position": self._loaders.read(),
+            "tracked": {
+                name: codec.encode(thing.state_dict(), f"tracked.{name}", lambda t, p: collection.add(p, t, "own"))
+                for name, thing in self._objects.tracked.items()
+            },
+            "position": self._loaders.read(lambda t, p: collection.add(p, t, "own")),
             "framework": self._read_framework(collection),
             "rng": rng.read(),
             "on_device": collection.on_device,
             "parts": collection.parts,
         }
         return collection, codec.dumps(tree), peers
+
+    def _changes(self, tensor: torch.Tensor, optimized: frozenset[int]) -> Change:
+        """When a live tensor is written to. Frameworks may copy behind torch's back: there nothing counts as frozen."""
+        if tensor.requires_grad:
+            return "step" if id(tensor) in optimized else "anywhere"
+        is_frozen = isinstance(tensor, nn.Parameter) and id(tensor) not in optimized and not self._objects.framework
+        return "never" if is_frozen else "anywhere"
 
     def _read_framework(self, collection: Collection) -> dict[str, Any] | None:
         framework = self._objects.framework
@@ -97,7 +108,7 @@ class TrainingState:
                 states[f"{g}.{i}"] = codec.encode(
                     dict(optimizer.state[parameter]),
                     f"optimizer.{number}.state.{g}.{i}",
-                    lambda t, p, s=section: collection.add(p, t, s, trained=True),  # type: ignore[misc]
+                    lambda t, p, s=section: collection.add(p, t, s, "step"),  # type: ignore[misc]
                 )
         return {"class": type(optimizer).__name__, "groups": groups, "states": states}
 
@@ -135,6 +146,7 @@ class TrainingState:
         self._match_framework(tree)
         roots = self._objects.roots()
         live = _live_tensors(roots, self._objects)
+        sharding.match_topology(tree["topology"], sharding.topology(live.items()))
         captured = set(tree["live"])
         if captured != set(live):
             odd = sorted(captured ^ set(live))
@@ -152,6 +164,11 @@ class TrainingState:
             state = reader.decode(body)
             if state:
                 _match("scaler", number, scalers).load_state_dict(state)
+        if tree["tracked"].keys() != self._objects.tracked.keys():
+            odd = sorted(tree["tracked"].keys() ^ self._objects.tracked.keys())
+            raise ShardMismatch("topology_mismatch", f"the script tracks other things: {', '.join(odd)}")
+        for name, body in tree["tracked"].items():
+            self._objects.tracked[name].load_state_dict(reader.decode(body))
         if buckets:
             self._write_buckets(roots, tree["buckets"])
         if self._objects.framework is not None:

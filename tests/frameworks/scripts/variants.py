@@ -111,18 +111,25 @@ def seed(rank=0):
     np.random.seed(33 + rank)
 
 
-def plain(run, loader, epochs=5, scheduler_kind="step"):
+def plain(run, loader, epochs=5, scheduler_kind="step", meddle=False, frozen=False):
     """One process; the scheduler is stepped once an epoch, after an evaluation over another loader."""
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if frozen:
+        model.body[0].requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     scheduler = {
         "step": lambda: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
+        "meddler": lambda run: plain(run, shuffled(), meddle=True),
+        "frozen": lambda run: plain(run, shuffled(), frozen=True),
         "plateau": lambda: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
     }[scheduler_kind]()
     held_out = DataLoader(Points(16), batch_size=4)
     for _ in range(epochs):
         model.train()
         for ids, x, y in loader:
+            if meddle:
+                for parameter in model.parameters():
+                    parameter.data.mul_(0.999)
             optimizer.zero_grad()
             loss = cross_entropy(model(x), y)
             loss.backward()
@@ -261,6 +268,8 @@ def shuffled(noisy=False, **kwargs):
 
 VARIANTS = {
     "plain": lambda run: plain(run, shuffled(noisy=True)),
+    "meddler": lambda run: plain(run, shuffled(), meddle=True),
+    "frozen": lambda run: plain(run, shuffled(), frozen=True),
     "plateau": lambda run: plain(run, shuffled(), scheduler_kind="plateau"),
     "own_generator": own_generator,
     "loader_generator": lambda run: plain(run, shuffled(generator=torch.Generator().manual_seed(1))),
