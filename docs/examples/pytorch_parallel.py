@@ -1,4 +1,5 @@
-"""Trains a small model with native PyTorch parallelism: `fully_shard`, hybrid sharding, tensor parallelism, none.
+"""Trains a small model with native PyTorch parallelism: `fully_shard`, hybrid sharding, tensor parallelism, none; or
+in mixed precision with gradient accumulation.
 
     torchrun --nproc-per-node=2 docs/examples/pytorch_parallel.py --mode fsdp2
 
@@ -36,7 +37,7 @@ class Layer(nn.Module):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=["ddp", "fsdp2", "hsdp", "tp", "single"], default="fsdp2")
+    parser.add_argument("--mode", choices=["ddp", "amp", "fsdp2", "hsdp", "tp", "single"], default="fsdp2")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds to sleep after each step, to watch it")
     parser.add_argument("--log-file", dest="log", help="append one JSON line a step to LOG_FILE.rankN.jsonl")
@@ -47,7 +48,7 @@ def arguments():
 def parallelize(model, mode):
     """The model as this rank trains it, and the ranks that see different data: how many, and which one this is."""
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-    if mode == "ddp":
+    if mode in ("ddp", "amp"):
         return DistributedDataParallel(model), world, rank
     if mode in ("fsdp2", "hsdp"):
         shape = (world,) if mode == "fsdp2" else (2, world // 2)
@@ -82,6 +83,10 @@ def main():
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     sampler = DistributedSampler(data, num_replicas=parts, rank=part, seed=3)
     loader = DataLoader(data, batch_size=8, sampler=sampler, drop_last=True)
+    mixed = args.mode == "amp"
+    # A scale this large overflows at first: the scaler skips those steps, and they are not counted.
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=8, enabled=mixed)
+    every, batches = (2, 0) if mixed else (1, 0)
     rank = int(os.environ.get("RANK", "0"))
     log = Path(f"{args.log}.rank{rank}.jsonl") if args.log else None
 
@@ -91,10 +96,18 @@ def main():
     while step < args.steps:
         sampler.set_epoch(epoch)
         for inputs, targets in loader:
+            batches += 1
+            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+                loss = nn.functional.mse_loss(model(inputs).float(), targets) / every
+            scaler.scale(loss).backward()
+            if batches % every:
+                continue
+            scale = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
+            if scaler.get_scale() < scale:
+                continue
             scheduler.step()
             step += 1
             if log is not None:
@@ -111,6 +124,7 @@ def main():
                 "model": [here(p).detach() for p in model.parameters()],
                 "optimizer": [{k: here(v) for k, v in optimizer.state[p].items()} for p in model.parameters()],
                 "scheduler": scheduler.state_dict(),
+                "scaler": scaler.state_dict(),
                 "rng": torch.get_rng_state(),
             },
             f"{args.final}.rank{rank}.pt",

@@ -22,6 +22,12 @@ def test_data_parallel(drill):
 
 
 @pytest.mark.long
+def test_mixed_precision(drill):
+    """Autocast, a scaler that skips steps, and accumulation over two batches: the boundary is the optimizer's step."""
+    drill([SCRIPT, "--mode", "amp"])
+
+
+@pytest.mark.long
 def test_hybrid_sharded(drill):
     """HSDP on 2 x 2 ranks: the replicas of a part are peers, and agree."""
     loop = drill("hsdp", [SCRIPT, "--mode", "hsdp"], nproc=2, groups={(0, 2), (1, 3)})
