@@ -14,6 +14,7 @@ from rich.table import Table
 PARTS = {
     "recovery": "lmr.integrations.operate.recovery_bench",
     "engine": "lmr.integrations.operate.engine_bench",
+    "gemini": "lmr.integrations.gemini.bench",
     "link": "lmr.integrations.operate.link_bench",
     "scout": "lmr.integrations.scout.bench",
     "store": "lmr.store.bench",

@@ -1,0 +1,229 @@
+"""What capture, restore and replication cost, against plain copies, files and sockets of the same bytes.
+
+Both sides of a row are measured in turn, within the same run: step by step for captures, repetition by repetition for
+the others. A ratio is the geometric mean of the pairs' ratios, with its 95 % interval. Processor seconds stand beside
+wall time, since a copy that is hidden behind computation is not free. Nothing of this is part of a test.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lmr.integrations.gemini.bench_node import BenchNode
+from lmr.integrations.gemini.bench_trainer import MB
+from lmr.integrations.gemini.vault.memory import available_bytes
+
+QUICK_SIZES, ALL_SIZES = (40,), (40, 400, 2000)
+OTHER = "lm-resiliency==0.2.0"
+BUFFERS = 3
+COPIES_NEEDED = 10
+"""How often the state must fit into memory: live, gradients, buffers, a plain copy, files."""
+# Two-sided 95 % points of Student's t, by degrees of freedom.
+_T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 15: 2.13, 20: 2.09}
+
+Row = dict[str, object]
+
+
+def run(*, quick: bool) -> list[Row]:
+    """One row for each comparison and size.
+
+    Returns:
+        what, size_mb, ours_ms and theirs_ms (medians), ratio (ours to theirs) with low and high, ours_cpu_ms and
+        theirs_cpu_ms (medians, where they were measured: of the loop's thread for a capture or restore, of all
+        processes for a step), pairs. A size that does not fit into memory has one row that says so.
+    """
+    rows: list[Row] = []
+    for mb in QUICK_SIZES if quick else ALL_SIZES:
+        if COPIES_NEEDED * mb * MB > available_bytes():
+            rows.append(_row(f"left out: {COPIES_NEEDED} times its size is not available", mb, [], []))
+            continue
+        for part in (_stall, _restore, _replica, _pace):
+            rows += part(mb, quick=quick)
+    return rows
+
+
+def interval(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    """Geometric mean of the pairs' ratios, and its 95 % interval."""
+    logs = [math.log(one / other) for one, other in zip(ours, theirs, strict=True)]
+    middle = statistics.fmean(logs)
+    if len(logs) < 2:
+        return math.exp(middle), 0.0, math.inf
+    freedom = len(logs) - 1
+    t = next((value for most, value in _T.items() if freedom <= most), 1.98)
+    half = t * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
+
+
+def _row(
+    what: str, mb: int, ours: list[float], theirs: list[float], cpu: tuple[float | None, float | None] = (None, None)
+) -> Row:
+    ratio, low, high = interval(ours, theirs) if ours else (None, None, None)
+    return {
+        "what": what,
+        "size_mb": mb,
+        "ours_ms": _ms(statistics.median(ours)) if ours else None,
+        "theirs_ms": _ms(statistics.median(theirs)) if theirs else None,
+        "ratio": None if ratio is None else round(ratio, 3),
+        "low": None if low is None else round(low, 3),
+        "high": None if high is None else round(high, 3),
+        "ours_cpu_ms": _ms(cpu[0]),
+        "theirs_cpu_ms": _ms(cpu[1]),
+        "pairs": len(ours),
+    }
+
+
+def _pair(what: str, mb: int, ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> Row:
+    cpu = statistics.median(ours["cpu_s"]), statistics.median(theirs["cpu_s"])
+    return _row(what, mb, ours["wall_s"], theirs["wall_s"], cpu)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 2)
+
+
+def _policy(copy_mode: str) -> dict[str, Any]:
+    checkpoint = {"copy_mode": copy_mode, "buffers": BUFFERS}
+    return {"interval": 1, "enable_detection": False, "checkpoint": checkpoint}
+
+
+def _trainer(job: str, environ: dict[str, str], **settings: Any) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "lmr.integrations.gemini.bench_trainer", job, json.dumps(settings)],
+        env={**os.environ, **environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    (result,) = (line for line in done.stdout.splitlines() if line.startswith(b"{"))
+    return json.loads(result)  # type: ignore[no-any-return]
+
+
+def _stall(mb: int, *, quick: bool) -> Iterator[Row]:
+    """What a step waits for its capture, against a plain copy of the same tensors."""
+    steps = 10 if quick else 20
+    for mode in ("foreground", "background"):
+        with BenchNode("one", _policy(mode)) as node:
+            node.enter(0)
+            found = _trainer("stall", node.trainer_environ(0, 0), protected=True, mb=mb, steps=steps)
+        yield _pair(f"capture, {mode}: stall of a step / memcpy", mb, found["ours"], found["plain"])
+
+
+def _restore(mb: int, *, quick: bool) -> Iterator[Row]:
+    """From the vault's memory into live objects, against a plain copy and against `torch.load`."""
+    with BenchNode("one", _policy("foreground")) as node, tempfile.TemporaryDirectory() as folder:
+        _captured(node, mb)
+        began = time.perf_counter()
+        node.enter(1, 6)
+        node.hear("restorable", step=6)
+        verified_s = time.perf_counter() - began
+        node.tell("load", generation=1)
+        settings = {"mb": mb, "step": 6, "folder": folder, "steps": 3 if quick else 6}
+        found = _trainer("restore", node.trainer_environ(1, 6), protected=True, **settings)
+    yield _pair("restore: load / memcpy", mb, found["ours"], found["plain"])
+    yield _pair("restore: load / torch.load", mb, found["ours"], found["loaded"])
+    both = [verified_s + one for one in found["ours"]["wall_s"]]
+    yield _row("restore: verify and load / torch.load", mb, both, found["loaded"]["wall_s"])
+
+
+def _captured(node: BenchNode, mb: int) -> None:
+    """Have the vault hold, and publish, step 6 of a training of this size."""
+    node.enter(0)
+    node.tell("pin", step=6)
+    _trainer("stall", node.trainer_environ(0, 0), protected=True, mb=mb, steps=1)
+    node.hear("fact", type="checkpoint_captured")
+
+
+def _replica(mb: int, *, quick: bool) -> Iterator[Row]:
+    """From one vault's memory to another's, verified there, against the same bytes over a bare loopback socket."""
+    ours, theirs = [], []
+    with BenchNode("one", _policy("foreground")) as holder:
+        _captured(holder, mb)
+        for _ in range(2 if quick else 4):
+            with BenchNode("two", _policy("foreground")) as node:
+                began = time.perf_counter()
+                node.enter(1, 6, holder)
+                node.hear("restorable", step=6)
+                ours.append(time.perf_counter() - began)
+            theirs.append(_bare_socket(mb * MB))
+    yield _row("replica: fetch and verify / bare loopback socket", mb, ours, theirs)
+
+
+def _bare_socket(nbytes: int) -> float:
+    """Seconds for so many bytes from one process's memory to another's."""
+    code = (
+        "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])));"
+        "b = bytearray(int(sys.argv[2])); s.recv(1); s.sendall(b); s.recv(1)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        sender = subprocess.Popen([sys.executable, "-c", code, str(port), str(nbytes)])
+        sock, _ = server.accept()
+        memory, at = memoryview(bytearray(nbytes)), 0
+        began = time.perf_counter()
+        sock.send(b"g")
+        while at < nbytes:
+            at += sock.recv_into(memory[at:])
+        took_s = time.perf_counter() - began
+        sock.close()
+        sender.wait()
+    return took_s
+
+
+def _pace(mb: int, *, quick: bool) -> Iterator[Row]:
+    """Seconds a step with each way to save at every step, against none; all of them once in each repetition."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        other = _installed(folder)
+        for _ in range(2 if quick else 5):
+            for kind, measure in _paces(mb, {40: 30, 400: 10, 2000: 5}[mb], other).items():
+                found.setdefault(kind, []).append(measure())
+    if other is None:
+        yield _row(f"left out: {OTHER} could not be installed", mb, [], [])
+    alone = found.pop("none")
+    for kind, runs in found.items():
+        ours, theirs = ([one["step_s"] for one in side] for side in (runs, alone))
+        ours_cpu_s, theirs_cpu_s = (statistics.median(one["cpu_s"] for one in side) for side in (runs, alone))
+        yield _row(f"step with {kind} / step without", mb, ours, theirs, cpu=(ours_cpu_s, theirs_cpu_s))
+
+
+def _paces(mb: int, steps: int, other: str | None) -> dict[str, Callable[[], dict[str, Any]]]:
+    def plain(kind: str, **environ: str) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            return _trainer("pace", environ, mb=mb, steps=steps, kind=kind, folder=folder)
+
+    def ours(mode: str) -> dict[str, Any]:
+        with BenchNode("one", _policy(mode)) as node:
+            node.enter(0)
+            before = node.cpu_s()
+            found = _trainer(
+                "pace", node.trainer_environ(0, 0), protected=True, mb=mb, steps=steps, kind="none", folder=""
+            )
+            found["cpu_s"] += (node.cpu_s() - before) / (steps + 6)
+        return found
+
+    found = {
+        "none": lambda: plain("none"),
+        "capture (foreground) at each": lambda: ours("foreground"),
+        "capture (auto) at each": lambda: ours("auto"),
+        "torch.save at each": lambda: plain("torch.save"),
+        "DCP async_save at each": lambda: plain("async_save"),
+    }
+    if other is not None:
+        found[f"{OTHER} at each 5th"] = lambda: plain("lm-resiliency", PYTHONPATH=other)
+    return found
+
+
+def _installed(folder: str) -> str | None:
+    """The other package in a folder of its own: beside ours, its torchrun backend of the same name would clash."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, OTHER]
+    done = subprocess.run(pip, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return folder if done.returncode == 0 else None
