@@ -36,6 +36,15 @@ class Origin:
     tier: str
 
 
+class _Unusable(Exception):
+    """A copy on this node's disk cannot be read."""
+
+    def __init__(self, mismatch: ShardMismatch, stored: DiskCopy) -> None:
+        super().__init__(str(mismatch))
+        self.mismatch = mismatch
+        self.stored = stored
+
+
 class Restorer:
     """Prepares one restore at a time; all but the fetching runs on the reactor's thread.
 
@@ -177,6 +186,10 @@ class Restorer:
             odd = first_odd(
                 {rank: finite.first_nonfinite(buffers[rank].memory, row[0]) for rank, row in header.shards.items()}
             )
+        except _Unusable as error:
+            mismatch, stored = error.mismatch, error.stored
+            self._reactor.post(lambda: self._got_unusable(generation, mismatch, stored))
+            return
         except ShardMismatch as error:
             why, detail = error.why, error.detail
         except Exception as error:  # noqa: BLE001  a thread's edge: the agent must hear of it
@@ -209,17 +222,18 @@ class Restorer:
             memories.clear()
             self._reactor.post(lambda: self._room.arrivals.abandon(buffers))
             if isinstance(error, ShardMismatch):
-                why = error.why
-                self._reactor.post(lambda: self._drop(stored, why))
+                raise _Unusable(error, stored) from error
             raise
         memories.clear()
         return header, buffers
 
     # On the reactor's thread again -----------------------------------------------------------------------------
 
-    def _drop(self, stored: DiskCopy, why: str) -> None:
+    def _got_unusable(self, generation: int, mismatch: ShardMismatch, stored: DiskCopy) -> None:
+        """First say that this copy failed, then that it is gone."""
+        self._got_nothing(generation, stored.header.step, stored.header.slot, mismatch.why, mismatch.detail)
         if self._room.disk is not None:
-            self._room.disk.drop(stored, why)
+            self._room.disk.drop(stored, mismatch.why)
 
     def _got(self, generation: int, header: CopyHeader, buffers: dict[int, Buffer], odd: str | None) -> None:
         if generation != self._room.generation:
