@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from node_double import NodeDouble
 from plain_trainer import PlainTrainer, content
-from vault_story import MakeNode, captured_pair
+from vault_story import MakeNode, captured_pair, damage_one_byte
 
 SIZE = (64 * 1024, 32 * 1024)
 
@@ -99,6 +99,10 @@ def test_damage_while_the_vault_lives_is_named_and_nobody_loads_it(spill, make_n
     failure = node.vault_says.wait(kind="restore_failed")[0]
     assert (failure["why"], failure["tier"], failure["holder"]) == (why, "disk", "keeper")
     assert node.wait_fact("checkpoint_dropped", tier="disk")["why"] == why
+    said = [
+        m for m in node.vault_says.messages if m["kind"] == "restore_failed" or m.get("type") == "checkpoint_dropped"
+    ]
+    assert [m["kind"] for m in said] == ["restore_failed", "fact"], "the log marks this copy, not others of the node"
     assert list(folder.iterdir()) == [], "what cannot be read takes no room"
 
 
@@ -180,3 +184,14 @@ def test_what_a_run_that_succeeded_left_on_disk_goes_with_it(spill, tmp_path, fo
     assert node.vault.wait(10) == 0
     assert len(list((tmp_path / "disk").glob("*/*/*.json"))) == left
     assert (tmp_path / "disk" / "test-run").exists() == bool(left)
+
+
+def test_damaged_memory_with_a_sound_copy_on_disk(spill) -> None:
+    """The plan names the memory: that it failed is said, and the next plan finds the disk untouched."""
+    node = spill(7)
+    damage_one_byte(node, 0, 7)
+    node.enter(1, 0, [0, 1], step=7)
+    assert node.vault_says.wait(kind="restore_failed")[0]["tier"] == "memory"
+    node.enter(2, 0, [0, 1], step=7, tier="disk")
+    node.vault_says.wait(kind="restorable", generation=2, tier="disk")
+    assert not node.facts("checkpoint_dropped", tier="disk")

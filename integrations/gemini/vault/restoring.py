@@ -107,10 +107,10 @@ class Restorer:
                 wrong = [rank for rank, found in digests.items() if found != copy.shards[rank].digest]
                 _log.error("vault.damaged_in_memory", step=copy.step, slot=copy.slot, tier=copy.tier, ranks=wrong)
                 named = self._here and self._source.get("tier") != "disk"
-                self._room.drop(copy, "digest_mismatch")
-                if named:
+                if named:  # first say that this copy failed, then that it is gone
                     self._fail(copy.step, copy.slot, "digest_mismatch", f"damaged in memory: ranks {wrong}")
-                else:
+                self._room.drop(copy, "digest_mismatch")
+                if not named:
                     self._from_source(copy.step, copy.slot)
             elif (odd := first_odd({rank: found.nonfinite for rank, found in digests.items()})) is not None:
                 self._fail(copy.step, copy.slot, "nonfinite", odd)
