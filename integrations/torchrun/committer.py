@@ -1,14 +1,11 @@
 """The single writer: facts in, decisions out, in one transaction each batch.
 
-All log I/O of the decider happens on this thread, so a slow disk delays decisions and nothing else. After every fact
-the engine is asked whether a decision is due, inside the transaction that wrote the fact.
+After every fact the engine is asked whether a decision is due, inside the transaction that wrote the fact. All log
+I/O of the decider happens here, on a thread of its own (`CommitterThread`): a slow disk delays decisions, nothing else.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -20,11 +17,11 @@ from lmr.engine.events import DeadlinePassed, Event
 from lmr.engine.record import Record
 from lmr.engine.reduce import apply
 from lmr.engine.state import State
+from lmr.integrations.torchrun.clock import SYSTEM, Clock
 from lmr.store import EpochFenced, EventLog, IdConflict, StoreError
 
 log = structlog.get_logger("lmr.committer")
 
-BATCH_EVENTS = 1_000
 IDLE_S = 0.2
 """The longest sleep: bounds how late a deadline falls that a clock step brought forward."""
 RETRY_FIRST_S = 0.1
@@ -48,18 +45,19 @@ class Committed:
     records: list[Record] = field(default_factory=list)
 
 
-class Committer(threading.Thread):
-    """Appends facts, lets the engine decide, appends its decisions.
+class Committer:
+    """Appends facts, lets the engine decide, appends its decisions. Whoever drives it calls `attempt` again and again.
 
     Args:
-        event_log: the open log; used by this thread only, from `start()` on.
+        event_log: the open log; used by the driver's thread only, once it has started.
         run_id: the run.
         epoch: of the lease this decider holds; every transaction checks it.
         writer: who writes, for the log's own record.
         lease_ms: how long the lease is renewed for, each third of it.
-        on_commit: called on this thread after each commit that wrote something or acknowledges something.
+        on_commit: called after each commit that wrote something or acknowledges something.
         on_outage: called with a text when the log cannot be written, and with None when it can again.
-        on_fenced: called once when another decider has taken the lease over; the thread ends.
+        on_fenced: called once when another decider has taken the lease over.
+        clock: this process's clocks.
     """
 
     def __init__(
@@ -72,8 +70,8 @@ class Committer(threading.Thread):
         on_commit: Callable[[Committed], None],
         on_outage: Callable[[str | None], None],
         on_fenced: Callable[[str], None],
+        clock: Clock = SYSTEM,
     ) -> None:
-        super().__init__(name="lmr-committer", daemon=True)
         self._log = event_log
         self._run_id = run_id
         self._epoch = epoch
@@ -82,93 +80,83 @@ class Committer(threading.Thread):
         self._on_commit = on_commit
         self._on_outage = on_outage
         self._on_fenced = on_fenced
-        self._queue: queue.SimpleQueue[Fact | None] = queue.SimpleQueue()
+        self._clock = clock
+        self._pending: list[Fact] = []
         self._state = State()
         self._stale = False
-        self._renewed = time.monotonic()
+        self._told = 0
+        self.renewed_at = clock.monotonic()
+        """When the lease was renewed last, monotonic seconds."""
+        self.retry_s = 0.0
+        """How long to let a failing log rest before the next attempt; 0 while it works."""
 
     def load(self) -> Iterator[Record]:
-        """Fold what the log holds, yielding each record; call before `start()`.
+        """Fold what the log holds, yielding each record.
 
         Raises:
             StoreError: the log cannot be read.
         """
+        for record in self._fold():
+            self._told = record.seq
+            yield record
+
+    def _fold(self) -> Iterator[Record]:
         self._state = State()
         for record in self._log.read(self._run_id):
             apply(self._state, record)
             yield record
         self._stale = False
 
-    def submit(self, fact: Fact) -> None:
-        """Hand over one fact; never blocks."""
-        self._queue.put(fact)
+    @property
+    def waiting(self) -> int:
+        """Facts taken and not committed."""
+        return len(self._pending)
 
-    def stop(self) -> None:
-        """End the thread after what was submitted so far."""
-        self._queue.put(None)
-        self.join(timeout=10)
+    def take(self, fact: Fact) -> None:
+        """One more fact for the next attempt."""
+        self._pending.append(fact)
 
-    def run(self) -> None:
-        """The writer's loop."""
-        pending: list[Fact] = []
-        delay = 0.0
-        while True:
-            stopping = self._collect(pending, delay)
-            try:
-                done = self._commit(pending)
-            except EpochFenced as fenced:
-                log.error("lease_lost", why=str(fenced))
-                self._on_fenced(str(fenced))
-                return
-            except StoreError as error:
-                self._stale = True
-                if not delay:
-                    log.error("event_log_unavailable", why=str(error), facts_waiting=len(pending))
-                    self._on_outage(str(error))
-                delay = min(max(delay * 2, RETRY_FIRST_S), RETRY_MOST_S)
-                if stopping:
-                    return
-                continue
-            if delay:
-                log.info("event_log_available_again", facts_written=len(done.facts))
-                self._on_outage(None)
-            delay = 0.0
-            pending.clear()
-            if done.facts or done.records:
-                self._on_commit(done)
-            if stopping:
-                return
+    def attempt(self) -> bool:
+        """Commit what waits and what is due. False when this writer is fenced off and must stop."""
+        try:
+            done = self._commit(self._pending)
+        except EpochFenced as fenced:
+            log.error("lease_lost", why=str(fenced))
+            self._on_fenced(str(fenced))
+            return False
+        except StoreError as error:
+            self._stale = True
+            if not self.retry_s:
+                log.error("event_log_unavailable", why=str(error), facts_waiting=len(self._pending))
+                self._on_outage(str(error))
+            self.retry_s = min(max(self.retry_s * 2, RETRY_FIRST_S), RETRY_MOST_S)
+            return True
+        if self.retry_s:
+            log.info("event_log_available_again", facts_written=len(done.facts))
+            self._on_outage(None)
+        self.retry_s = 0.0
+        self._pending.clear()
+        if done.facts or done.records:
+            self._told = done.records[-1].seq if done.records else self._told
+            self._on_commit(done)
+        return True
 
-    def _collect(self, pending: list[Fact], delay: float) -> bool:
-        """Wait for facts or the next deadline; true when the thread should end."""
-        until = time.monotonic() + (delay or self._idle_s())
-        while len(pending) < BATCH_EVENTS:
-            wait = until - time.monotonic()
-            try:
-                fact = (
-                    self._queue.get(timeout=wait) if wait > 0 and (delay or not pending) else self._queue.get_nowait()
-                )
-            except queue.Empty:
-                return False
-            if fact is None:
-                return True
-            pending.append(fact)
-        return False
-
-    def _idle_s(self) -> float:
+    def idle_s(self) -> float:
+        """How long nothing is to be done when no fact comes."""
+        if self.retry_s:
+            return self.retry_s
         deadline = None if self._stale else next_deadline(self._state)
         if deadline is None:
             return IDLE_S
-        return min(max(deadline.due_ms - time.time() * 1000, 1) / 1000, IDLE_S)
+        return min(max(deadline.due_ms - self._clock.wall_ms(), 1) / 1000, IDLE_S)
 
     def _commit(self, facts: list[Fact]) -> Committed:
-        if self._stale:
-            for _ in self.load():
-                pass
         done = Committed()
-        if time.monotonic() - self._renewed > self._lease_ms / 3000:
+        if self._stale:  # what was committed though its answer was lost is news all the same
+            done.records += [record for record in self._fold() if record.seq > self._told]
+        if self._clock.monotonic() - self.renewed_at > self._lease_ms / 3000:
             self._log.renew_lease(self._run_id, self._epoch, self._lease_ms)
-            self._renewed = time.monotonic()
+            self.renewed_at = self._clock.monotonic()
         deadline = next_deadline(self._state)
         if not facts and (deadline is None or deadline.due_ms > self._log.now_ms()):
             return done

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -43,10 +42,12 @@ from lmr.integrations.torchrun.barrier import Barrier
 from lmr.integrations.torchrun.committer import Committed, Committer, Fact
 from lmr.integrations.torchrun.config import BackendConfig
 from lmr.integrations.torchrun.errors import AdmissionRefused
+from lmr.integrations.torchrun.leases import Leases
 from lmr.integrations.torchrun.orders import Dispatch
 from lmr.integrations.torchrun.retention import Retention
 from lmr.integrations.torchrun.roster import Roster
 from lmr.integrations.torchrun.sessions import Session, Sessions
+from lmr.integrations.torchrun.surroundings import REAL, Surroundings
 from lmr.integrations.wire import AsyncChannel, WireError
 from lmr.store import EventLog, StoreError
 
@@ -78,6 +79,7 @@ class Decider:
         secret: seals the frames.
         lease_ms: how long the lease is renewed for.
         on_fenced: called on the loop with a reason when another decider has taken over.
+        surroundings: clocks, and what drives the committer.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Decider:
         secret: bytes,
         lease_ms: int,
         on_fenced: Callable[[str], None],
+        surroundings: Surroundings = REAL,
     ) -> None:
         self._config = config
         self._local_world_size = local_world_size
@@ -99,11 +102,15 @@ class Decider:
         self._loop = asyncio.get_running_loop()
         self._event_log = event_log
         self._epoch = epoch
+        self._lease_ms = lease_ms
         self._counter = 0
         self._roster = Roster()
         self._dispatch: Dispatch | None = None
         self._history = ""
         self._sessions = Sessions()
+        self._leases = Leases(
+            self._roster, self._sessions, config.heartbeat_timeout_ms / 1000, asyncio.get_running_loop().time()
+        )
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._barrier = Barrier(-1)
         self._retention: Retention | None = None
@@ -113,7 +120,6 @@ class Decider:
         self._scout = RunScout(policy.replay, golden) if policy.enable_detection else None
         self._drift = DriftDetector(policy.replay.drift)
         self._outage: str | None = None
-        self._expected_until = 0.0
         self._stopping = False
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -126,7 +132,10 @@ class Decider:
             on_commit=lambda done: self._later(self._committed, done),
             on_outage=lambda why: self._later(self._log_outage, why),
             on_fenced=lambda why: self._later(self._on_fenced, f"another decider took over: {why}"),
+            clock=surroundings.clock,
         )
+        self._wall_ms = surroundings.clock.wall_ms
+        self._writing = surroundings.drive(self._committer)
 
     def _later(self, call: Callable[..., None], value: Any) -> None:
         if not self._loop.is_closed():
@@ -150,7 +159,7 @@ class Decider:
         if (refused := admission.reshaped(self._config, self._local_world_size, self._roster)) is not None:
             await asyncio.to_thread(self._give_back)
             raise AdmissionRefused(refused.reason, refused.exit_code)
-        self._committer.start()
+        self._writing.start()
         if self._roster.opened is None:
             self._publish(self._opening())
         elif self._roster.closed is None and reopen:
@@ -159,7 +168,7 @@ class Decider:
             self._publish(RunReopened(run_id=self._config.run_id))
         elif self._dispatch is not None:
             self._begin(self._dispatch.plan)
-        self._expected_until = time.monotonic() + self._config.heartbeat_timeout_ms / 1000
+        self._leases.start_anew(self._loop.time())
         self._server = await asyncio.start_server(self._accept, sock=listener, backlog=4096)
         self._spawn(self._watch())
 
@@ -193,7 +202,7 @@ class Decider:
             self._server.close()
         for session in list(self._sessions.values()):
             session.channel.close()
-        await asyncio.to_thread(self._committer.stop)
+        await self._writing.stop()
         await asyncio.to_thread(self._give_back)
 
     def _give_back(self) -> None:
@@ -211,8 +220,8 @@ class Decider:
 
     def _publish(self, data: Data, source: str = "decider") -> None:
         self._counter += 1
-        event = Event.of(data, at_ms=_now_ms(), source=source)
-        self._committer.submit(Fact(f"decider/{self._writer.replace('/', '.')}.{self._epoch}/{self._counter}", event))
+        event = Event.of(data, at_ms=self._wall_ms(), source=source)
+        self._writing.submit(Fact(f"decider/{self._writer.replace('/', '.')}.{self._epoch}/{self._counter}", event))
 
     def _publish_undecided(self, data: Data) -> None:
         """Peers differ and no majority names one; a rank's own continuity may, within moments, and then that is all."""
@@ -312,8 +321,8 @@ class Decider:
         if self._scout is None or self._roster.closed is not None:
             return
         if self._retention is not None:
-            self._retention.look(_monotonic_ms())
-        for said in self._scout.tick(_monotonic_ms()):
+            self._retention.look(self._monotonic_ms())
+        for said in self._scout.tick(self._monotonic_ms()):
             if isinstance(said, Ask):
                 self._sessions.tell(
                     {self._node_of(rank) for rank in said.ranks},
@@ -333,7 +342,7 @@ class Decider:
 
     def _log_outage(self, why: str | None) -> None:
         self._outage = why
-        self._sessions.heard_now()
+        self._leases.start_anew(self._loop.time())
 
     # -- plans, barrier, restore ---------------------------------------------------------------------------------------
 
@@ -406,7 +415,10 @@ class Decider:
     def _progress(self, session: Session, generation: int, step: int) -> None:
         live = self._roster.live(session.node, session.incarnation)
         if self._retention is not None and generation == self._roster.generation and live:
-            self._retention.progress(step, _monotonic_ms())
+            self._retention.progress(step, self._monotonic_ms())
+
+    def _monotonic_ms(self) -> int:
+        return int(self._loop.time() * 1000)
 
     def _tell_all(self, kind: str, **values: Any) -> None:
         self._sessions.tell(list(self._sessions), kind, **values)
@@ -424,41 +436,38 @@ class Decider:
         self._tell_active("probe", generation=generation)
 
     async def _watch(self) -> None:
-        last, ticks = time.monotonic(), 0
+        last, ticks = self._loop.time(), 0
         while True:
             await asyncio.sleep(TICK_S)
-            now = time.monotonic()
+            now = self._loop.time()
             if now - last > PAUSE_S:
                 log.warning("decider_paused", seconds=round(now - last, 2))
-                self._sessions.heard_now()
-                if self._expected_until:
-                    self._expected_until = now + self._config.heartbeat_timeout_ms / 1000
+                self._leases.start_anew(now)
             last = now
             if self._outage is not None:
                 continue
             ticks += 1
             if ticks % OBSERVE_TICKS == 0:
                 self._observe()
-            self._miss_the_absent(now)
-            for session in list(self._sessions.values()):
-                if now - session.heard > self._config.heartbeat_timeout_ms / 1000:
-                    log.warning("lease_expired", node=session.node)
-                    self._lose(session, "lease_expired")
+            if self._roster.closed is None:
+                for node, incarnation in list(self._leases.expired(now)):
+                    self._lose(node, incarnation, "lease_expired")
+            for session in self._leases.silent_outsiders(now):
+                self._forget(session)
 
-    def _miss_the_absent(self, now: float) -> None:
-        """After a take-over: members that have not come back within their lease are lost."""
-        if not self._expected_until or now < self._expected_until:
-            return
-        self._expected_until = 0.0
-        for node, seat in self._roster.seats.items():
-            if seat.live and node not in self._sessions and self._roster.closed is None:
-                log.warning("did_not_come_back", node=node)
-                self._publish(NodeLost(node=node, incarnation=seat.incarnation, reason="lease_expired"))
+    def _alone(self) -> bool:
+        """Whether another agent may decide by now: the lease could not be renewed, and half of the run is silent."""
+        now = self._loop.time()
+        in_doubt = now - self._committer.renewed_at > self._lease_ms * 2 / 3000
+        return in_doubt and not self._config.embedded and self._leases.alone(now)
 
-    def _lose(self, session: Session, reason: str) -> None:
-        if self._roster.closed is None and self._roster.live(session.node, session.incarnation):
-            self._publish(NodeLost(node=session.node, incarnation=session.incarnation, reason=reason))
-        self._forget(session)
+    def _lose(self, node: str, incarnation: str, reason: str) -> None:
+        log.warning("node_lost", node=node, reason=reason)
+        if self._roster.closed is None and self._roster.live(node, incarnation):
+            self._publish(NodeLost(node=node, incarnation=incarnation, reason=reason))
+        session = self._sessions.get(node)
+        if session is not None and session.incarnation == incarnation:
+            self._forget(session)
 
     def _forget(self, session: Session) -> None:
         if self._sessions.get(session.node) is session:
@@ -493,9 +502,10 @@ class Decider:
         """A link that closed without goodbye may come back; else its node is gone."""
         if not session.said_goodbye:
             await asyncio.sleep(LINK_GRACE_MS / 1000)
-        if self._sessions.get(session.node) is not session:
+        if self._sessions.get(session.node) is not session or not await self._leases.gone(session):
             return
-        self._lose(session, "link_closed")
+        if self._sessions.get(session.node) is session:
+            self._lose(session.node, session.incarnation, "link_closed")
 
     async def _admit(self, hello: dict[str, Any], channel: AsyncChannel) -> Session | None:
         node, incarnation = hello["node"], hello["incarnation"]
@@ -537,7 +547,7 @@ class Decider:
             await joined
             if not reopened:
                 self._announce(node, held)
-        session.heard = time.monotonic()
+        session.heard = self._loop.time()
         session.send("welcome", run=self._config.run_id, outage=self._outage)
         if self._dispatch is not None:
             self._send_orders(session)
@@ -555,7 +565,7 @@ class Decider:
                 raise EventInvalid(hello["type"], "", "not an operator's fact for this run")
             envelope = {
                 "type": hello["type"],
-                "at_ms": _now_ms(),
+                "at_ms": self._wall_ms(),
                 "source": f"operator:{hello['by']}",
                 "data": hello["data"],
             }
@@ -564,7 +574,7 @@ class Decider:
             answer = {"kind": "refused", "reason": str(error)}
         else:
             written: asyncio.Future[None] = self._loop.create_future()
-            self._committer.submit(Fact(f"operator:{hello['request']}", event, origin=written))
+            self._writing.submit(Fact(f"operator:{hello['request']}", event, origin=written))
             await written
         channel.send(answer)
         await channel.writer.drain()
@@ -586,13 +596,13 @@ class Decider:
     async def _serve(self, session: Session) -> None:
         while not session.said_goodbye:
             message = await session.channel.recv()
-            session.heard = time.monotonic()
+            session.heard = self._loop.time()
             self._heard(session, message)
 
     def _heard(self, session: Session, message: dict[str, Any]) -> None:
         match message["kind"]:
             case "heartbeat":
-                session.send("heartbeat", outage=self._outage)
+                session.send("heartbeat", outage=self._outage, alone=self._alone())
             case "facts":
                 for event_id, envelope in message["facts"]:
                     self._take_fact(session, event_id, envelope)
@@ -621,7 +631,7 @@ class Decider:
                     self._retention.digests(message["step"], message["ranks"])
             case "pulse" | "captured" | "rerun":
                 if self._scout is not None:
-                    self._scout.told(message, _monotonic_ms())
+                    self._scout.told(message, self._monotonic_ms())
             case "configuration":
                 for drift in self._drift.tell(session.node, message["keys"]):
                     log.warning("config_drifted", node=drift.node, keys=drift.keys)
@@ -645,15 +655,7 @@ class Decider:
             log.error("fact_refused", event_id=event_id, why=str(error))
             session.send("ack", upto=int(event_id.rsplit("/", 1)[1]))
             return
-        self._committer.submit(Fact(event_id, event, origin=session))
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+        self._writing.submit(Fact(event_id, event, origin=session))
 
 
 def _head(record: Record) -> dict[str, Any]:

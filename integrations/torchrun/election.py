@@ -21,6 +21,7 @@ NEWCOMER_PATIENCE = 3
 
 StartDecider = Callable[[int, socket.socket, bool], Awaitable[None]]
 """Serve under an epoch, on a listener; the flag says whether the run is reopened."""
+Listen = Callable[[], socket.socket]
 
 
 class Election:
@@ -33,10 +34,18 @@ class Election:
         address: what peers reach this node by.
         ttl_ms: length of the lease.
         start: called when this agent has won.
+        listen: makes a listening socket on any port.
     """
 
     def __init__(
-        self, event_log: EventLog, run_id: str, writer: str, address: str, ttl_ms: int, start: StartDecider
+        self,
+        event_log: EventLog,
+        run_id: str,
+        writer: str,
+        address: str,
+        ttl_ms: int,
+        start: StartDecider,
+        listen: Listen,
     ) -> None:
         self._log = event_log
         self._run_id = run_id
@@ -44,6 +53,7 @@ class Election:
         self._address = address
         self._ttl_ms = ttl_ms
         self._start = start
+        self._listen = listen
         self._serving: tuple[str, int] | None = None
         self.member = False
         """Whether the run has admitted this agent; set by the owner."""
@@ -78,7 +88,7 @@ class Election:
         return None
 
     async def _stand(self) -> tuple[str, int]:
-        listener = listen()
+        listener = self._listen()
         port = int(listener.getsockname()[1])
         lease = await asyncio.to_thread(
             lambda: self._log.acquire_lease(

@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,11 +30,12 @@ from lmr.integrations.torchrun.agent_view import AgentView
 from lmr.integrations.torchrun.config import BackendConfig, read_config
 from lmr.integrations.torchrun.current import Current, End
 from lmr.integrations.torchrun.entry import BACKEND
-from lmr.integrations.torchrun.error_file import write_error_file
 from lmr.integrations.torchrun.errors import AdmissionRefused, ConfigInvalid, MeetingFailed
 from lmr.integrations.torchrun.identity import node_id
+from lmr.integrations.torchrun.leaving import end_process
 from lmr.integrations.torchrun.node import NodeRuntime
 from lmr.integrations.torchrun.restart_context import closed_outcome, context_path, write_context
+from lmr.integrations.torchrun.turns import parked, working
 from lmr.store import StoreError
 
 if TYPE_CHECKING:
@@ -58,14 +58,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         node_id()  # a name that cannot be used is a mistake like any other setting
         return LmrHandler(read_config(params))
     except ConfigInvalid as error:
-        _refuse(str(error), 1)
-
-
-def _refuse(reason: str, code: int) -> NoReturn:
-    if code:
-        write_error_file(reason)
-    print(f"lm_resiliency: {'error: ' if code else ''}{reason}", file=sys.stderr, flush=True)
-    raise SystemExit(code)
+        end_process(str(error), 1)
 
 
 class LmrHandler(RendezvousHandler):
@@ -115,13 +108,17 @@ class LmrHandler(RendezvousHandler):
         self._note_termination(runtime)
         now = runtime.current()
         agent = AgentView.of_caller()
-        if now.end is not None and not (now.end.run_closed and now.end.exit_code == 0):
-            runtime.kill_workers(agent.pids())
-            self._finish(now.end)
-        if now.displaced or now.generation > self._generation:
-            runtime.kill_workers(agent.pids())
-            agent.archive_logs(self._generation)
-            return 1
+        match working(now, self._generation):
+            case "end":
+                assert now.end is not None
+                runtime.kill_workers(agent.pids())
+                self._finish(now.end)
+            case "stop":
+                runtime.kill_workers(agent.pids())
+                agent.archive_logs(self._generation)
+                return 1
+            case "go on":
+                pass
         if not self._unprotected and not runtime.supervised and time.monotonic() - self._begun > UNSUPERVISED_S:
             self._run_unprotected(runtime)
         return 0
@@ -157,12 +154,12 @@ class LmrHandler(RendezvousHandler):
             runtime.join(agent.local_world_size(), lambda: self._stop_signal is not None, agent.script())
         except AdmissionRefused as refused:
             self._leave("refused")
-            _refuse(refused.reason, refused.exit_code)
+            end_process(refused.reason, refused.exit_code)
         except (MeetingFailed, StoreError) as error:
             if self._stop_signal is not None:
                 self._finish(End("told to leave while joining", 0))
             self._leave("could not join")
-            _refuse(str(error), 1)
+            end_process(str(error), 1)
 
     def _refuse_if_closed(self) -> None:
         """The run is over, as this node knows: nobody may be left at the endpoint to say so."""
@@ -170,7 +167,7 @@ class LmrHandler(RendezvousHandler):
             return
         outcome = closed_outcome(context_path(self._config.restart_context, node_id()), self._config.run_id)
         if outcome is not None:
-            _refuse(f"run {self._config.run_id!r} is closed: {outcome[0]}", outcome[1])
+            end_process(f"run {self._config.run_id!r} is closed: {outcome[0]}", outcome[1])
 
     def _between(self) -> None:
         """A generation is over for this node."""
@@ -188,14 +185,17 @@ class LmrHandler(RendezvousHandler):
         while True:
             if self._stop_signal is not None:
                 self._finish(End(f"signal {self._stop_signal} while parked", 0))
-            if now.end is not None:
-                self._finish(now.end)
-            if now.mine is not None and now.generation > self._generation:
-                if arrived < now.generation:
+            match parked(now, self._generation, arrived):
+                case "end":
+                    assert now.end is not None
+                    self._finish(now.end)
+                case "arrive":
                     arrived = now.generation
                     runtime.arrive(arrived, self._serve_store(now))
-                if now.go is not None and now.go["generation"] == now.generation:
+                case "begin":
                     return self._begin(now)
+                case "wait":
+                    pass
             now = runtime.wait_for_change(now, LOOK_S)
 
     def _serve_store(self, now: Current) -> dict[str, Any] | None:
@@ -246,7 +246,7 @@ class LmrHandler(RendezvousHandler):
     def _finish(self, end: End) -> NoReturn:
         """Leave and end the agent's process; the reason is its last line."""
         self._leave(end.reason)
-        _refuse(end.reason, end.exit_code)
+        end_process(end.reason, end.exit_code)
 
     def _leave(self, reason: str) -> None:
         if self._runtime is not None:

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,14 +14,16 @@ import structlog
 
 from lmr.integrations.torchrun.config import BackendConfig
 from lmr.integrations.torchrun.decider import LEASE_MS, Decider
-from lmr.integrations.torchrun.election import Election, listen
+from lmr.integrations.torchrun.election import Election
 from lmr.integrations.torchrun.errors import AdmissionRefused
 from lmr.integrations.torchrun.link import Locate
 from lmr.integrations.torchrun.meeting import Host
-from lmr.store import EventLog, Lease, open_log
+from lmr.integrations.torchrun.surroundings import REAL, Surroundings
+from lmr.store import EventLog, Lease
 
 log = structlog.get_logger("lmr.hosting")
 
+LOOK_AGAIN_S = 0.1
 OTHERS_LEAVE_S = 20.0
 """How long the decider of a closed run waits for the other agents to go."""
 
@@ -37,6 +38,7 @@ class Hosting:
         address: what peers reach this node by.
         on_end: called with a reason when this agent cannot go on.
         spawn: runs a coroutine for as long as the runtime lives.
+        surroundings: clocks, logs and sockets.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Hosting:
         address: str,
         on_end: Callable[[str], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        surroundings: Surroundings = REAL,
     ) -> None:
         self._config = config
         self._local_world_size = local_world_size
@@ -54,6 +57,7 @@ class Hosting:
         self._address = address
         self._on_end = on_end
         self._spawn = spawn
+        self._around = surroundings
         self._secret = b""
         self._event_log: EventLog | None = None
         self._decider: Decider | None = None
@@ -78,15 +82,28 @@ class Hosting:
         """
         self._secret = secret
         self._config.state_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._event_log = await asyncio.to_thread(open_log, self._config.log_location)
-        listener = listen()
+        self._event_log = await asyncio.to_thread(self._around.open_log, self._config.log_location)
+        listener = self._around.listen()
         port = int(listener.getsockname()[1])
-        lease = await asyncio.to_thread(
-            _acquire_lease, self._event_log, self._config.run_id, self._writer, f"{self._address}:{port}"
-        )
+        lease = await self._acquire_lease(self._event_log, f"{self._address}:{port}")
         await self._decide(lease.epoch, listener, True)
         self._leave_secret_to_operator(secret)
         return Host(self._address, port, b"" if self._config.secret is not None else secret)
+
+    async def _acquire_lease(self, event_log: EventLog, address: str) -> Lease:
+        """The run's lease; a predecessor that died without giving it back is waited out."""
+        run_id, loop = self._config.run_id, asyncio.get_running_loop()
+        until = loop.time() + 2 * LEASE_MS / 1000
+
+        def acquire() -> Lease | None:
+            return event_log.acquire_lease(run_id, holder=self._writer, address=address, ttl_ms=LEASE_MS)
+
+        while (lease := await asyncio.to_thread(acquire)) is None:
+            if loop.time() > until:
+                held = await asyncio.to_thread(event_log.lease, run_id)
+                raise AdmissionRefused(f"run {run_id!r} is decided by {held.holder if held else 'another agent'}")
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return lease
 
     async def open_log(self) -> None:
         """Open the log on the database server.
@@ -94,14 +111,20 @@ class Hosting:
         Raises:
             StoreError: it cannot be opened.
         """
-        self._event_log = await asyncio.to_thread(open_log, self._config.log_location)
+        self._event_log = await asyncio.to_thread(self._around.open_log, self._config.log_location)
 
     def stand(self, secret: bytes) -> Locate:
         """Whoever holds the lease decides, and another takes over when it lapses. Returns how the decider is found."""
         assert self._event_log is not None
         self._secret = secret
         self._election = Election(
-            self._event_log, self._config.run_id, self._writer, self._address, self._lease_ms(), self._decide
+            self._event_log,
+            self._config.run_id,
+            self._writer,
+            self._address,
+            self._lease_ms(),
+            self._decide,
+            self._around.listen,
         )
         return self._election.locate
 
@@ -120,6 +143,7 @@ class Hosting:
             self._secret,
             lease_ms=self._lease_ms(),
             on_fenced=self._fenced_off,
+            surroundings=self._around,
         )
         await decider.start(listener, reopen=reopen)
         self._decider = decider
@@ -147,25 +171,12 @@ class Hosting:
     async def stop(self, reason: str, *, run_closed: bool) -> None:
         """Decide no more and close the log; after the end of a run, first let the others go."""
         if self._decider is not None:
-            until = time.monotonic() + (OTHERS_LEAVE_S if run_closed else 0)
-            while not self._decider.finished and time.monotonic() < until:
+            until = asyncio.get_running_loop().time() + (OTHERS_LEAVE_S if run_closed else 0)
+            while not self._decider.finished and asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.02)
             await self._decider.stop(reason if self._election is None else None)
         if self._event_log is not None:
             await asyncio.to_thread(self._event_log.close)
-
-
-def _acquire_lease(event_log: EventLog, run_id: str, writer: str, address: str) -> Lease:
-    """The run's lease; a predecessor that died without giving it back is waited out."""
-    until = time.monotonic() + 2 * LEASE_MS / 1000
-    while True:
-        lease = event_log.acquire_lease(run_id, holder=writer, address=address, ttl_ms=LEASE_MS)
-        if lease is not None:
-            return lease
-        if time.monotonic() > until:
-            held = event_log.lease(run_id)
-            raise AdmissionRefused(f"run {run_id!r} is decided by {held.holder if held else 'another agent'}")
-        time.sleep(0.1)
 
 
 def fresh_secret() -> bytes:

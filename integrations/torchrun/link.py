@@ -7,13 +7,13 @@ with the bytes they had, so nothing is lost and nothing is doubled.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import structlog
 
 from lmr.engine.events import Data, Event
+from lmr.integrations.torchrun.clock import SYSTEM, Clock
 from lmr.integrations.torchrun.identity import Identity
 from lmr.integrations.torchrun.spool import Spool, Spooled
 from lmr.integrations.wire import AsyncChannel, WireError
@@ -39,6 +39,7 @@ class Link:
         on_message: called for every message of the decider but acknowledgements and heartbeats.
         heartbeat_s: seconds between heartbeats.
         silence_s: a connection that says nothing for so long is given up and the decider looked for anew; None: never.
+        clock: this process's clocks.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Link:
         on_message: Callable[[dict[str, Any]], None],
         heartbeat_s: float,
         silence_s: float | None = None,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._identity = identity
         self._secret = secret
@@ -56,12 +58,13 @@ class Link:
         self._on_message = on_message
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
+        self._clock = clock
         self._spool = Spool()
         self._counter = 0
         self._channel: AsyncChannel | None = None
         self._stopping = False
         self._outage: str | None = None
-        self.heard = time.monotonic()
+        self.heard = clock.monotonic()
         self.refused_connections = 0
         """Connections refused in a row: the decider's process is not there."""
 
@@ -79,7 +82,7 @@ class Link:
         """Spool one fact and send it when there is a connection. Never waits."""
         self._counter += 1
         event_id = f"{self._identity.node}/{self._identity.incarnation}/{self._counter}"
-        event = Event.of(data, at_ms=time.time_ns() // 1_000_000, source=self._identity.node)
+        event = Event.of(data, at_ms=self._clock.wall_ms(), source=self._identity.node)
         fact = Spooled(self._counter, event_id, event.to_json())
         if self._spool.push(fact) and self._channel is not None:
             self._send_facts(self._channel, [fact])
@@ -123,7 +126,8 @@ class Link:
             channel.send({"kind": "hello", **self._hello})
             while True:
                 message = await asyncio.wait_for(channel.recv(), self._silence_s)
-                self.heard = time.monotonic()
+                if not message.get("alone"):  # a decider that may have been replaced is as good as none
+                    self.heard = self._clock.monotonic()
                 match message["kind"]:
                     case "welcome":
                         self._channel = channel
@@ -155,8 +159,8 @@ class Link:
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every spooled fact is acknowledged, at most `timeout_s`."""
-        until = time.monotonic() + timeout_s
-        while len(self._spool) and self._channel is not None and time.monotonic() < until:
+        until = self._clock.monotonic() + timeout_s
+        while len(self._spool) and self._channel is not None and self._clock.monotonic() < until:
             await asyncio.sleep(0.01)
 
     async def stop(self, reason: str, timeout_s: float) -> None:

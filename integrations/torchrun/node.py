@@ -11,11 +11,9 @@ import concurrent.futures
 import contextlib
 import hashlib
 import os
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -27,16 +25,18 @@ from lmr.engine.events import CheckpointPersisted, Data
 from lmr.integrations.scout.drift import configuration
 from lmr.integrations.scout.health.watch import HealthWatch, sources
 from lmr.integrations.scout.node_scout import NodeScout
-from lmr.integrations.torchrun import local_socket, warm
+from lmr.integrations.torchrun import warm
 from lmr.integrations.torchrun.config import BackendConfig, database_host
 from lmr.integrations.torchrun.current import Current, End
 from lmr.integrations.torchrun.errors import AdmissionRefused
 from lmr.integrations.torchrun.hosting import OTHERS_LEAVE_S, Hosting, fresh_secret
-from lmr.integrations.torchrun.identity import Identity, address_towards, identify
+from lmr.integrations.torchrun.identity import Identity, address_towards
 from lmr.integrations.torchrun.link import Link, Locate
 from lmr.integrations.torchrun.meeting import Host, Meeting, meet
 from lmr.integrations.torchrun.orders import Orders
-from lmr.integrations.torchrun.peers import nobody_decides, serve_peers
+from lmr.integrations.torchrun.peers import ALONE_S, nobody_decides, serve_peers
+from lmr.integrations.torchrun.supervisor import FENCE_MS
+from lmr.integrations.torchrun.surroundings import REAL, Surroundings
 from lmr.integrations.torchrun.vault_link import vault_environ
 from lmr.integrations.torchrun.vault_side import VaultSide
 from lmr.integrations.torchrun.worker_reports import WorkerReports
@@ -45,10 +45,12 @@ from lmr.integrations.torchrun.workers import Exit, Workers, kill_group
 log = structlog.get_logger("lmr.node")
 
 WATCH_S = 0.05
+BEAT_TICKS = 4
 HOST_GONE_S = 5.0
 """Connections to the decider refused for so long: its process is dead, and with it the embedded log."""
 HOST_SILENT_S = 120.0
 """Silence that ends an agent even when the host's address still accepts: it is frozen for good."""
+ASK_AGAIN_S = 0.1
 LEAVE_S = 2.0
 
 
@@ -57,15 +59,17 @@ class NodeRuntime:
 
     Args:
         config: checked settings.
+        surroundings: clocks, logs, sockets and processes.
     """
 
-    def __init__(self, config: BackendConfig) -> None:
+    def __init__(self, config: BackendConfig, surroundings: Surroundings = REAL) -> None:
         self._config = config
-        self._identity = identify(config.failure_domain)
+        self._around = surroundings
+        self._identity = surroundings.identify(config.failure_domain)
         self._local_world_size = 0
         self._current = Current()
         self._changed = threading.Condition()
-        self._loop = asyncio.new_event_loop()
+        self._loop = surroundings.new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="lmr-node", daemon=True)
         self._meeting: Meeting | None = None
         self._hosting: Hosting | None = None
@@ -77,7 +81,13 @@ class NodeRuntime:
         self._peer_port = 0
         node = self._identity.node
         self._vault = VaultSide(
-            node, self._fact, self._tell_run, self._is_restorable, self._vault_progress, self._spawn
+            node,
+            self._fact,
+            self._tell_run,
+            self._is_restorable,
+            self._vault_progress,
+            self._spawn,
+            surroundings.vault_link,
         )
         self._reports = WorkerReports(node, self._fact, self._vault.flush, self._spawn)
         self._workers: Workers | None = None
@@ -86,7 +96,7 @@ class NodeRuntime:
         self._welcome: asyncio.Future[None] | None = None
         self._fencing = False
         self._leaving = False
-        self._node_name: socket.socket | None = None
+        self._node_name: object | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._scout: NodeScout | None = None
@@ -129,12 +139,11 @@ class NodeRuntime:
             AdmissionRefused: the run does not take this agent.
             StoreError: the event log cannot be opened.
         """
-        self._local_world_size = local_world_size
         self._script = script
         self._thread.start()
         if self._config.embedded or self._config.secret is None:
             self._meeting = meet(self._config, cancelled)
-        self._do(self._join())
+        self._do(self.enter(local_world_size, self._meeting))
 
     def _do(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
@@ -145,16 +154,16 @@ class NodeRuntime:
 
     def starting(self, ranks: tuple[int, ...], generation: int) -> None:
         """The agent is about to start these workers."""
+        self._do(self.expect(ranks, generation), 10)
 
-        async def expect() -> None:
-            assert self._workers is not None
-            self._workers.expect(generation, ranks)
-            if self._scout is not None:
-                self._scout.expect(generation)
-            self._reports.expect(generation, ranks)
-            self._spawn(self._tell_configuration())
-
-        self._do(expect(), 10)
+    async def expect(self, ranks: tuple[int, ...], generation: int) -> None:
+        """As `starting`, on the loop."""
+        assert self._workers is not None
+        self._workers.expect(generation, ranks)
+        if self._scout is not None:
+            self._scout.expect(generation)
+        self._reports.expect(generation, ranks)
+        self._spawn(self._tell_configuration())
 
     def kill_workers(self, more_pids: list[int]) -> None:
         """SIGKILL the current workers; `more_pids` are those the agent knows."""
@@ -229,6 +238,7 @@ class NodeRuntime:
             "LMR_AGENT_SOCKET": self._workers.socket_name,
             warm.SOCKET: self._warm_name,
             "LMR_VAULT_SOCKET": self._vault.socket_name,
+            FENCE_MS: str(self._fence_ms() or ""),
             "LMR_WORKER_POLICY": self._config.worker_policy.model_dump_json(),
         }
 
@@ -238,7 +248,7 @@ class NodeRuntime:
             return
         self._closed = True
         try:
-            self._do(self._leave(reason), OTHERS_LEAVE_S + 10)
+            self._do(self.leave(reason), OTHERS_LEAVE_S + 10)
         except Exception as error:  # noqa: BLE001 - the process is ending; say it and end
             log.warning("leave_incomplete", why=repr(error))
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -246,7 +256,14 @@ class NodeRuntime:
 
     # -- joining -------------------------------------------------------------------------------------------------------
 
-    async def _join(self) -> None:
+    async def enter(self, local_world_size: int, meeting: Meeting | None) -> None:
+        """As `join`, on the loop.
+
+        Args:
+            local_world_size: workers of this node.
+            meeting: where the agents meet; None when the database and the secret file say it all.
+        """
+        self._local_world_size, self._meeting = local_world_size, meeting
         self._address = self._config.local_addr or address_towards(*self._towards())
         writer = f"{self._identity.node}/{self._identity.incarnation}"
         self._hosting = Hosting(
@@ -256,6 +273,7 @@ class NodeRuntime:
             self._address,
             on_end=lambda reason: self._end(reason, 1),
             spawn=self._spawn,
+            surroundings=self._around,
         )
         await (self._find_host(self._hosting) if self._config.embedded else self._find_secret(self._hosting))
         if not self._secret:
@@ -263,7 +281,7 @@ class NodeRuntime:
         _, self._peer_port = await serve_peers(self._secret, self._silent_s)
         self._keep_warm()
         name = f"lmr-agent-{self._scope()}-{os.getpid()}"
-        self._workers = Workers(name, self._reports.started, self._exited, self._trainer_said)
+        self._workers = self._around.workers(name, self._reports.started, self._exited, self._trainer_said)
         if self._config.worker_policy.enable_checkpoint:
             await self._start_vault()
         await self._connect()
@@ -328,7 +346,7 @@ class NodeRuntime:
             log.warning("no_warm_start", why=str(error))
 
     def _join_until(self) -> float:
-        return time.monotonic() + self._config.join_timeout_ms / 1000
+        return self._around.clock.monotonic() + self._config.join_timeout_ms / 1000
 
     def _towards(self) -> tuple[str, int]:
         """A peer whose way tells this node's own address."""
@@ -337,7 +355,7 @@ class NodeRuntime:
         return database_host(self._config.log_location)
 
     def _silent_s(self) -> float:
-        return time.monotonic() - self._link.heard if self._link is not None else 0.0
+        return self._around.clock.monotonic() - self._link.heard if self._link is not None else 0.0
 
     def _scope(self) -> str:
         return hashlib.sha256(f"{self._config.run_id}\0{self._identity.node}".encode()).hexdigest()[:16]
@@ -345,7 +363,7 @@ class NodeRuntime:
     def _only_life_here(self) -> bool:
         """Whether no other agent of this machine, frozen ones included, stands for this node; then nobody else can."""
         try:
-            self._node_name = local_socket.listen(f"lmr-node-{self._scope()}")
+            self._node_name = self._around.claim(f"lmr-node-{self._scope()}")
         except OSError:
             return False
         return True
@@ -367,7 +385,15 @@ class NodeRuntime:
         self._welcome = self._loop.create_future()
         timeout_s = self._config.heartbeat_timeout_ms / 1000
         silence_s = timeout_s if self._can_move else None
-        self._link = Link(self._identity, self._secret, self._hello(), self._decider_said, timeout_s / 6, silence_s)
+        self._link = Link(
+            self._identity,
+            self._secret,
+            self._hello(),
+            self._decider_said,
+            timeout_s / 6,
+            silence_s,
+            self._around.clock,
+        )
         self._link_task = self._loop.create_task(self._link.run(self._locate))
         try:
             await asyncio.wait_for(self._welcome, self._config.join_timeout_ms / 1000)
@@ -461,7 +487,7 @@ class NodeRuntime:
         log.warning("declared_lost", node=self._identity.node, incarnation=self._identity.incarnation)
         if self._workers is not None:
             self._workers.kill()
-        self._identity = replace(self._identity, incarnation=identify(None).incarnation)
+        self._identity = replace(self._identity, incarnation=self._around.identify(None).incarnation)
         self._restorable = self._arrival = None
         self._set({"displaced": self._current.mine is not None, "mine": None})
         self._spawn(self._rejoin())
@@ -543,12 +569,15 @@ class NodeRuntime:
     # -- watching ------------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
+        ticks = 0
         while True:
             await asyncio.sleep(WATCH_S)
-            link = self._link
+            link, ticks = self._link, ticks + 1
+            if ticks % BEAT_TICKS == 0 and self._workers is not None:
+                self._workers.beat()
             if link is None or self._current.end is not None:
                 continue
-            silent_s = time.monotonic() - link.heard
+            silent_s = self._around.clock.monotonic() - link.heard
             gone = silent_s > HOST_SILENT_S or (link.refused_connections and silent_s > HOST_GONE_S)
             if gone and not self._can_move:
                 self._end("the rendezvous host is gone; its event log is on that machine's disk", 1)
@@ -557,23 +586,42 @@ class NodeRuntime:
                 self._spawn(self._consider_fencing())
 
     async def _consider_fencing(self) -> None:
-        try:
-            orders, link = self._current.orders, self._link
-            if orders is None or self._current.mine is None or link is None or self._current.displaced:
-                return
-            silent_ms = self._config.heartbeat_timeout_ms // 2
-            if await nobody_decides(self._secret, list(orders.peers), silent_ms * 3 // 4):
-                return
-            if (time.monotonic() - link.heard) * 1000 > silent_ms:
-                log.error("fenced", why="this node cannot reach the decider and others can")
-                self._set({"displaced": True})
-        finally:
-            await asyncio.sleep(0.1)
-            self._fencing = False
+        await self._fence_if_alone()
+        await asyncio.sleep(ASK_AGAIN_S)
+        self._fencing = False
+
+    def _fence_ms(self) -> int | None:
+        """When the supervisors stop the workers should this process freeze; an embedded host's lease nobody takes."""
+        serves = self._meeting is not None and self._meeting.serves and self._config.embedded
+        return None if serves else self._config.heartbeat_timeout_ms * 3 // 4
+
+    async def _fence_if_alone(self) -> None:
+        orders, link = self._current.orders, self._link
+        if orders is None or self._current.mine is None or link is None or self._current.displaced:
+            return
+        silent_ms = self._config.heartbeat_timeout_ms // 2
+        peers, answer_s = list(orders.peers), self._answer_s()
+        if self._silent_s() < ALONE_S and await nobody_decides(self._secret, peers, silent_ms * 3 // 4, answer_s):
+            return
+        if self._link is link and self._silent_s() * 1000 > silent_ms:
+            self._fence()
+
+    def _answer_s(self) -> float:
+        """How long peers may take: the first time until four fifths of the lease; later the others have been heard."""
+        lease_s, silent_s = self._config.heartbeat_timeout_ms / 1000, self._silent_s()
+        return lease_s / 2 if silent_s > lease_s else max(0.8 * lease_s - silent_s, 0.1 * lease_s)
+
+    def _fence(self) -> None:
+        """Stop the workers before somebody else may take their place; the run is told when it can be reached."""
+        if self._workers is not None and self._reports.fenced(self._current.generation):
+            log.error("fenced", why="this node cannot reach the decider and others can")
+            self._workers.kill()
+            self._set({"displaced": True})
 
     # -- leaving -------------------------------------------------------------------------------------------------------
 
-    async def _leave(self, reason: str) -> None:
+    async def leave(self, reason: str) -> None:
+        """As `close`, on the loop."""
         run_closed = self._current.end is not None and self._current.end.run_closed
         for task in self._tasks:
             task.cancel()

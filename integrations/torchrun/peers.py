@@ -1,8 +1,8 @@
 """Fencing by asking peers: am I cut off, or is nobody deciding?
 
 A node that cannot reach the decider asks the other nodes of its generation. When a majority, itself included, cannot
-either, nobody can commit a plan that would replace it, and it trains on. Otherwise it stops its workers before its
-lease can be taken over.
+either, nobody can commit a plan that would replace it, and it trains on, for `ALONE_S` at most. Otherwise it stops its
+workers before its lease can be taken over.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 from lmr.integrations.wire import AsyncChannel, WireError
 
-ANSWER_S = 0.4
+ALONE_S = 30.0
+"""How long a majority trains on that no decider reaches. A frozen decider has woken up by then, or is lost."""
 
 
 async def serve_peers(secret: bytes, silent_s: Callable[[], float]) -> tuple[asyncio.Server, int]:
@@ -39,28 +40,35 @@ async def serve_peers(secret: bytes, silent_s: Callable[[], float]) -> tuple[asy
     return server, int(server.sockets[0].getsockname()[1])
 
 
-async def nobody_decides(secret: bytes, peers: list[tuple[str, int]], silent_ms: int) -> bool:
+async def nobody_decides(secret: bytes, peers: list[tuple[str, int]], silent_ms: int, answer_s: float) -> bool:
     """Whether a majority of the generation is as cut off as this node.
 
     Args:
         secret: seals the frames.
-        peers: address and peer port of every other node of the generation.
+        peers: address and peer port of every other node of the generation. Without any, nobody else can say it.
         silent_ms: a peer that has not heard the decider for so long is cut off too.
+        answer_s: a peer that has not answered by then says nothing.
     """
-    answers = await asyncio.gather(*(_ask(secret, host, port) for host, port in peers))
+    if not peers:
+        return False
+    answers = await asyncio.gather(*(_ask(secret, host, port, answer_s) for host, port in peers))
     cut_off = 1 + sum(answer is not None and answer >= silent_ms for answer in answers)
     return 2 * cut_off > len(peers) + 1
 
 
-async def _ask(secret: bytes, host: str, port: int) -> int | None:
+async def _ask(secret: bytes, host: str, port: int, answer_s: float) -> int | None:
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_S)
-        try:
-            channel = await asyncio.wait_for(AsyncChannel.open(reader, writer, secret, "client"), ANSWER_S)
-            channel.send({"kind": "silent?"})
-            told: dict[str, Any] = await asyncio.wait_for(channel.recv(), ANSWER_S)
-            return int(told["silent_ms"])
-        finally:
-            writer.close()
+        return await asyncio.wait_for(_answer(secret, host, port), answer_s)
     except (OSError, EOFError, WireError, KeyError, ValueError, asyncio.TimeoutError):
         return None
+
+
+async def _answer(secret: bytes, host: str, port: int) -> int:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        channel = await AsyncChannel.open(reader, writer, secret, "client")
+        channel.send({"kind": "silent?"})
+        told: dict[str, Any] = await channel.recv()
+        return int(told["silent_ms"])
+    finally:
+        writer.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ class Session:
     peer_port: int
     failure_domain: str | None = None
     replicate_to: tuple[dict[str, Any], ...] = ()
-    heard: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     said_goodbye: bool = False
     alive: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -54,6 +53,6 @@ class Sessions(dict[str, Session]):
 
     def heard_now(self) -> None:
         """Nobody could be heard for a while that was not their fault: leases start anew."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         for session in self.values():
             session.heard = now

@@ -7,6 +7,7 @@
 torchrun restarts at once, and on its own budget, whatever exits. A supervisor outlives its trainer instead: it reports
 the exit and holds until the node runtime says what is next. Torchrun goes on seeing a healthy worker until a committed
 plan changes the membership. It is the process torchrun knows, so stdio, pid and process group stay what they were.
+A runtime that is frozen cannot stop its workers before its lease is taken: then the supervisor ends the trainer.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from lmr.integrations.torchrun.worker_page import WorkerPage
 
 SUPERVISED_BY = "LMR_SUPERVISED_BY"
 """Set in the trainer: its supervisor's pid. Python processes below it are no workers."""
+FENCE_MS = "LMR_FENCE_MS"
+"""A trainer ends when its agent has said nothing for so long; empty: its agent's lease is nobody else's to take."""
 TERM_GRACE_S = 1.0
 """How long a supervisor that was told to terminate still waits for the runtime's word after its trainer is gone."""
 
@@ -97,6 +100,9 @@ class _Supervisor:
         self._told_to_end: int | None = None
         self._term_deadline = 0.0
         self._wait_status: int | None = None
+        fence_ms = os.environ.get(FENCE_MS)
+        self._fence_s = int(fence_ms) / 1000 if fence_ms else None
+        self._fence_at = self._next_fence()
 
     def run(self, mask_before: Any) -> NoReturn:
         try:
@@ -147,6 +153,8 @@ class _Supervisor:
                 timeout = max(0.0, self._term_deadline - time.monotonic())
                 if timeout == 0.0:
                     self._leave_as_trainer_did()
+            elif self._wait_status is None and self._fence_at is not None:
+                timeout = max(0.0, self._fence_at - time.monotonic())
             watched: list[Any] = [self._agent, wake]
             if self._warm is not None:
                 watched.append(self._warm)
@@ -159,6 +167,19 @@ class _Supervisor:
                 self._hear_warm(self._warm)
             if self._agent in readable:
                 self._obey()
+            elif self._fence_at is not None and time.monotonic() > self._fence_at:
+                self._fence()
+
+    def _next_fence(self) -> float | None:
+        return time.monotonic() + self._fence_s if self._fence_s is not None else None
+
+    def _fence(self) -> None:
+        """The runtime does not run: another machine may be this rank soon."""
+        self._fence_at = None
+        if self._wait_status is None:
+            print(f"lmr: the agent is frozen; rank {self._rank} is stopped before its lease ends", file=sys.stderr)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._trainer, signal.SIGKILL)
 
     def _reap(self) -> None:
         while True:
@@ -218,6 +239,8 @@ class _Supervisor:
             return
         if received is None:
             self._end_group()  # fenced: whoever outlives its node runtime trains on without anybody's leave
+        elif received[0].get("kind") == "here":
+            self._fence_at = self._next_fence()
         elif received[0].get("kind") == "exit":
             if self._wait_status is None:
                 with contextlib.suppress(ProcessLookupError):

@@ -38,6 +38,7 @@ class VaultSide:
         on_restorable: called with a generation whose shard is at hand.
         on_progress: called with the newest captured step of this node's slot.
         spawn: runs a coroutine for as long as the runtime lives.
+        connect: the connection to the vault's process.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class VaultSide:
         on_restorable: Callable[[int], None],
         on_progress: Callable[[int], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        connect: type[VaultLink] = VaultLink,
     ) -> None:
         self._node = node
         self._fact = fact
@@ -55,6 +57,7 @@ class VaultSide:
         self._on_restorable = on_restorable
         self._on_progress = on_progress
         self._spawn = spawn
+        self._connect = connect
         self._link: VaultLink | None = None
         self._orders: Orders | None = None
         self._copies: set[tuple[int, int, int, str]] = set()
@@ -66,7 +69,7 @@ class VaultSide:
 
     async def start(self, socket_name: str, environ: dict[str, str]) -> None:
         """Adopt or start the vault."""
-        self._link = VaultLink(socket_name, environ, self._said, self._lost)
+        self._link = self._connect(socket_name, environ, self._said, self._lost)
         if not await self._start():
             log.error("unprotected", why="no vault: training state is not kept on this node")
             return

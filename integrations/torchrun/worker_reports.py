@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from lmr.engine.events import (
     Data,
+    ExitError,
     GenerationStarted,
     StateRestored,
     TrainingResumed,
@@ -30,6 +32,7 @@ class _Generation:
     restored: dict[int, int] = field(default_factory=dict)
     resumed: bool = False
     finished: bool = False
+    fenced: bool = False
 
 
 class WorkerReports:
@@ -100,6 +103,16 @@ class WorkerReports:
         if not self._reporting:
             self._reporting = True
             self._spawn(self._report_exits())
+
+    def fenced(self, generation: int) -> bool:
+        """This node stops its workers: nobody's failure, so an echo. False when none of that generation runs."""
+        said = self._said
+        if said.number != generation or said.finished or said.fenced:
+            return False
+        said.fenced = True
+        ended = Exit(said.ranks[0], signal=signal.SIGKILL, error=ExitError(kind="collective", type="Fenced"))
+        self._fact(self._exit_fact(ended, ranks=said.ranks))
+        return True
 
     async def _report_exits(self) -> None:
         """What the vault holds first, then primary exits one by one, then the node's echoes as one fact."""

@@ -67,7 +67,10 @@ class Workers:
         self._killed = False
         self._leaving = False
         self._peers: set[Peer] = set()
-        self._stop = serve(socket_name, self._connected)
+        self._stop = self._listen()
+
+    def _listen(self) -> Callable[[], None]:
+        return serve(self.socket_name, self._connected)
 
     def expect(self, generation: int, ranks: tuple[int, ...]) -> None:
         """From here on these ranks of this generation count; what older ones say is history."""
@@ -99,7 +102,10 @@ class Workers:
         """
         self._killed = True
         for pid in self.pids():
-            kill_group(pid)
+            self._kill(pid)
+
+    def _kill(self, pid: int) -> None:
+        kill_group(pid)
 
     def leave(self) -> None:
         """The agent was told to end and so are its workers: how they end is no news, and nobody holds."""
@@ -117,6 +123,11 @@ class Workers:
         """Let the supervisors end with `code`."""
         for peer in self._supervisors.values():
             peer.send("exit", code=code)
+
+    def beat(self) -> None:
+        """Tell the supervisors that this agent runs."""
+        for peer in self._supervisors.values():
+            peer.send("here")
 
     def close(self) -> None:
         """Stop listening and drop every connection."""
