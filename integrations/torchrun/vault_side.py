@@ -140,6 +140,7 @@ class VaultSide:
             "generation",
             generation=orders.generation,
             history=orders.history,
+            head=orders.head,
             slot=orders.mine.slot if orders.mine is not None else None,
             ranks=list(orders.ranks),
             replicate_to=list(orders.replicate_to),

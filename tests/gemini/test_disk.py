@@ -11,6 +11,8 @@ from node_double import NodeDouble
 from plain_trainer import PlainTrainer, content
 from vault_story import MakeNode, captured_pair, damage_one_byte
 
+from lmr.replay_tool.verbs.anchors import Anchor, read_anchors
+
 SIZE = (64 * 1024, 32 * 1024)
 
 
@@ -40,6 +42,18 @@ def restart(node: NodeDouble, make_node: MakeNode, **checkpoint: int) -> NodeDou
     node.vault.kill()
     node.vault.wait()
     return make_node(name=node.name, **{**node.policy["checkpoint"], **checkpoint})
+
+
+def test_a_manifest_names_the_log_it_belongs_to(make_node: MakeNode, tmp_path: Path) -> None:
+    """The head of the log when the generation began: an anchor that `lmr-replay verify --anchors` compares."""
+    node: NodeDouble = make_node(name="keeper", disk_folder=str(tmp_path / "disk"))
+    node.enter(0, 0, [0, 1], head={"seq": 6, "hash": "ab" * 32})
+    for trainer in captured_pair(node, 7):
+        trainer.close()
+    node.tell({"kind": "retain", "steps": [7], "spill": 7})
+    node.wait_fact("checkpoint_flushed", step=7, slot=0)
+    (manifest,) = folder_of(tmp_path).glob("*.json")
+    assert read_anchors(manifest, "test-run") == [Anchor(manifest.name, 6, "ab" * 32)]
 
 
 def test_a_spilled_step_outlives_the_vault_and_is_announced_and_restored(spill, make_node, tmp_path) -> None:

@@ -96,8 +96,16 @@ def _file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "_" for c in text)
 
 
-def write(folder: Path, header: CopyHeader, history: str, memories: dict[int, memoryview]) -> DiskCopy:
+def write(
+    folder: Path,
+    header: CopyHeader,
+    history: str,
+    memories: dict[int, memoryview],
+    head: dict[str, Any] | None = None,
+) -> DiskCopy:
     """Write one copy; it is there completely or not at all.
+
+    `head`, seq and hash of a record of the event log, stands in the manifest: it anchors the log outside the database.
 
     Raises:
         OSError: the disk is full, read-only or broken; nothing is left behind.
@@ -106,7 +114,9 @@ def write(folder: Path, header: CopyHeader, history: str, memories: dict[int, me
     made = DiskCopy(header, history, folder / f"{stem}.shards", folder / f"{stem}.json")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     made.manifest.unlink(missing_ok=True)
-    body = {"schema_version": SCHEMA_VERSION, "history": history, "copy": header.to_json()}
+    body: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "history": history, "copy": header.to_json()}
+    if head:
+        body |= {"run": header.run, "head": head}
     _write_file(made.data, (memories[rank] for rank in sorted(memories)))
     _write_file(made.manifest, [memoryview(json.dumps(body).encode())])
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -191,7 +201,7 @@ class DiskTier:
         self._failed = failed
         self.copies: dict[Key, DiskCopy] = {copy.key: copy for copy in scan(folder, run)}
         self._writing: dict[Key, list[Callable[[], None]]] = {}
-        self._queue: deque[tuple[CopyHeader, str, Copy]] = deque()
+        self._queue: deque[tuple[CopyHeader, str, Copy, dict[str, Any] | None]] = deque()
         self._change = threading.Condition()
         threading.Thread(target=self._work, name="disk", daemon=True).start()
 
@@ -200,7 +210,14 @@ class DiskTier:
         found = [c for key, c in self.copies.items() if key[1:] == (step, slot)]
         return max(found, key=lambda copy: copy.key, default=None)
 
-    def save(self, header: CopyHeader, history: str, copy: Copy, then: Callable[[], None] | None = None) -> None:
+    def save(
+        self,
+        header: CopyHeader,
+        history: str,
+        copy: Copy,
+        then: Callable[[], None] | None = None,
+        head: dict[str, Any] | None = None,
+    ) -> None:
         """Write a measured copy in turn; `then` is called when it is there, or could not be written."""
         waiting = [then] if then is not None else []
         if copy.key in self.copies:
@@ -212,7 +229,7 @@ class DiskTier:
             self._writing[copy.key] = waiting
             copy.hold()
             with self._change:
-                self._queue.append((header, history, copy))
+                self._queue.append((header, history, copy, head))
                 self._change.notify()
 
     def drop(self, copy: DiskCopy, why: str) -> None:
@@ -239,12 +256,12 @@ class DiskTier:
             with self._change:
                 while not self._queue:
                     self._change.wait()
-                header, history, copy = self._queue.popleft()
+                header, history, copy, head = self._queue.popleft()
             memories = copy.memories()
             written: DiskCopy | None = None
             why = ""
             try:
-                written = write(self._folder, header, history, memories)
+                written = write(self._folder, header, history, memories, head)
             except OSError as error:
                 why = error.strerror or str(error)
             memories.clear()

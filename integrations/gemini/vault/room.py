@@ -72,6 +72,8 @@ class Room:
         self.restored_step = 0
         self.disk: DiskTier | None = None
         self._history: str | None = None
+        self.head: dict[str, Any] | None = None
+        """Seq and hash of the plan's record: what the log held when this generation began."""
         self._budget: Budget | None = None
         self.arrivals = Arrivals(self, run)
         self._pinned: set[int] = set()
@@ -288,7 +290,7 @@ class Room:
         """Write a copy to disk, and call `then` at the end; False when there is no disk or nothing to write."""
         if self.disk is None or not copy.complete or copy.digest is None:
             return False
-        self.disk.save(CopyHeader.of(self._run, copy), self._history or "", copy, then)
+        self.disk.save(CopyHeader.of(self._run, copy), self._history or "", copy, then, self.head)
         return True
 
     def own_published(self) -> list[Copy]:

@@ -248,6 +248,7 @@ class Service:
                 self._trainer_left(trainer)
         ranks = [int(rank) for rank in message.get("ranks", [])]
         self._room.enter(generation, slot, ranks, step, str(message.get("history", "")))
+        self._room.head = message.get("head") or None
         self._origin, self._may_load = None, False
         self._progress = None
         self._replicate_to(_peers(message))

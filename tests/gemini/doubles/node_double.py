@@ -123,6 +123,7 @@ class NodeDouble:
         holder: NodeDouble | None = None,
         tier: str = "memory",
         history: str = "test",
+        head: dict[str, Any] | None = None,
     ) -> None:
         """Tell the vault about a generation; `holder` has the slot's copy."""
         source = {"slot": slot, "holder": (holder or self).name, "tier": tier, "host": None, "port": None}
@@ -133,6 +134,7 @@ class NodeDouble:
             {
                 "kind": "generation",
                 "history": history,
+                "head": head,
                 "generation": generation,
                 "slot": slot,
                 "ranks": ranks,
