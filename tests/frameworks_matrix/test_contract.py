@@ -181,6 +181,23 @@ def test_optimizer_steps_do_not_count_under_a_framework():
     assert steps.completed == 4
 
 
+def test_what_a_framework_says_keys_the_optimizer_is_what_continuity_watches():
+    """ZeRO 3 has its flat partitions in the groups for the length of a step only."""
+
+    class Flat(One):
+        def parameters_of(self, optimizer):
+            return [[partition]]
+
+    partition, objects = torch.zeros(3), Objects()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1)
+    optimizer.state[partition] = {"momentum": torch.ones(3)}
+    objects.optimizers.note(optimizer)
+    objects.framework = Flat()
+    watched = dict(objects.optimized_state())
+    assert watched.keys() == {(0, 0, 0), (0, 0, 0, "momentum")}
+    assert watched[0, 0, 0] is partition
+
+
 @pytest.fixture
 def alone(tmp_path):
     """A process group of one."""

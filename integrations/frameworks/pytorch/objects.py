@@ -93,8 +93,8 @@ class Objects:
     def optimized_state(self) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
         """Everything optimizers own, by name: parameters, and the tensors of their state."""
         for number, optimizer in self.optimizers.alive():
-            for g, group in enumerate(optimizer.param_groups):
-                for i, parameter in enumerate(group["params"]):
+            for g, parameters in enumerate(self.parameters_of(optimizer)):
+                for i, parameter in enumerate(parameters):
                     yield (number, g, i), parameter
                     for key, value in optimizer.state.get(parameter, {}).items():
                         if isinstance(value, torch.Tensor):
