@@ -24,7 +24,7 @@ def test_data_parallel(drill):
 @pytest.mark.long
 def test_mixed_precision(drill):
     """Autocast, a scaler that skips steps, and accumulation over two batches: the boundary is the optimizer's step."""
-    drill([SCRIPT, "--mode", "amp"])
+    drill("amp", [SCRIPT, "--mode", "amp"])
 
 
 @pytest.mark.long
