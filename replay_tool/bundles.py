@@ -20,7 +20,7 @@ from lmr.replay_tool.errors import LogBroken, Unreadable, Usage
 from lmr.replay_tool.keeping import keep_records, open_for_import
 from lmr.replay_tool.source import Log
 from lmr.store import BundleInvalid, StoreError
-from lmr.store.bundle import bundle_records, export_bundle, import_bundle
+from lmr.store.bundle import MAX_HEADER_BYTES, bundle_records, export_bundle, import_bundle
 from lmr.store.sealing import state_digest
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -46,7 +46,7 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
-def _first_line(path: Path, size: int = -1) -> bytes:
+def _first_line(path: Path, size: int = MAX_HEADER_BYTES) -> bytes:
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP_MAGIC
     with gzip.open(path, "rb") if packed else path.open("rb") as file:

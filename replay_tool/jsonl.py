@@ -18,6 +18,9 @@ from lmr.engine.record import Record
 from lmr.replay_tool.decoding import open_fast
 from lmr.replay_tool.errors import Unreadable
 
+MAX_LINE_BYTES = 16 * 1024 * 1024
+"""Four times the largest event: a longer line is none, and is not read into memory."""
+
 HASH_FIELDS = ("prev_hash", "hash")
 
 
@@ -46,7 +49,9 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
+                if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    raise Unreadable(str(path), f"line {number} is longer than any event ({MAX_LINE_BYTES} bytes)")
                 text = line.strip()
                 if not text or text.startswith(b"#"):
                     continue

@@ -30,8 +30,11 @@ from lmr.store.redaction import Redaction
 from lmr.store.restoring import restore_records
 from lmr.store.schema import epochs, runs, seals, snapshots
 from lmr.store.verify import verified_records
+from lmr.store.writing import MAX_EVENT_BYTES
 
 FORMAT = 1
+MAX_HEADER_BYTES = 256 * 1024 * 1024
+"""A header carries the snapshots. A longer line is none, and is not read into memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +226,12 @@ class _Reader:
         digest = hashlib.sha256()
         with _reader(self._path) as file:
             try:
-                first = file.readline()
+                first = file.readline(MAX_HEADER_BYTES)
                 self.header = self._checked_header(first)
                 digest.update(first)
                 seq, hash_ = self.header["base"]["seq"], self.header["base"]["hash"]
                 for _ in range(self.header["events"]):
-                    line = file.readline()
+                    line = file.readline(MAX_EVENT_BYTES + 1)
                     digest.update(line)
                     body = line[:-1]
                     seq += 1
