@@ -185,6 +185,22 @@ def test_other_processes_are_left_alone(tmp_path: Path, missing: str) -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+def test_a_trainer_works_while_its_agent_is_there_and_ends_when_it_is_frozen(
+    node: NodeDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen agent cannot stop its workers before its lease is taken; the supervisor can."""
+    monkeypatch.setenv("LMR_FENCE_MS", "1000")
+    run(node, tmp_path, "import time; time.sleep(60)")
+    node.workers_say.wait(20, kind="hello", role="supervisor")
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        local_socket.send(node.supervisors[0], {"kind": "here"})
+        time.sleep(0.1)
+    assert not node.workers_say.having(kind="exited")
+    ended = exit_of(node)
+    assert (ended["exit_code"], ended["signal"]) == (None, signal.SIGKILL)
+
+
 def test_a_shadowed_sitecustomize_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('the hidden one')")
     env = {**os.environ, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"}

@@ -65,7 +65,7 @@ class History:
             min_nodes=min_nodes,
             max_nodes=min_nodes + chance.choice((1, 1, 2)),
             nproc=chance.choice((1, 2)),
-            steps=chance.randint(20, 100),
+            steps=chance.randint(40, 160),
             faults=chance.randint(0, 6),
             checkpoints=chance.random() < 0.7,
         )
