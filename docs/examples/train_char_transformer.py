@@ -28,9 +28,9 @@ class HelpTopics(Dataset):
     def __init__(self, window, stride):
         text = "\n".join(topics[name] for name in sorted(topics))
         alphabet = sorted(set(text))
-        ids = {character: i for i, character in enumerate(alphabet)}
+        ids = {ord(character): i for i, character in enumerate(alphabet)}  # fewer than 256
         self.alphabet_size = len(alphabet)
-        self.text = torch.tensor([ids[character] for character in text])
+        self.text = torch.frombuffer(bytearray(text.translate(ids), "latin-1"), dtype=torch.uint8).long()
         self.window = window
         self.starts = range(0, len(text) - window - 1, stride)
 

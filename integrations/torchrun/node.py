@@ -25,7 +25,7 @@ from lmr.engine.events import CheckpointPersisted, Data
 from lmr.integrations.scout.drift import configuration
 from lmr.integrations.scout.health.watch import HealthWatch, sources
 from lmr.integrations.scout.node_scout import NodeScout
-from lmr.integrations.torchrun import warm
+from lmr.integrations.torchrun import warm_request
 from lmr.integrations.torchrun.config import BackendConfig, database_host
 from lmr.integrations.torchrun.current import Current, End
 from lmr.integrations.torchrun.errors import AdmissionRefused
@@ -236,7 +236,7 @@ class NodeRuntime:
             "LM_RESILIENCY_GENERATION": str(self._current.generation),
             "LM_RESILIENCY_RESUME_STEP": str(step),
             "LMR_AGENT_SOCKET": self._workers.socket_name,
-            warm.SOCKET: self._warm_name,
+            warm_request.SOCKET: self._warm_name,
             "LMR_VAULT_SOCKET": self._vault.socket_name,
             FENCE_MS: str(self._fence_ms() or ""),
             "LMR_WORKER_POLICY": self._config.worker_policy.model_dump_json(),
@@ -334,7 +334,7 @@ class NodeRuntime:
 
     def _keep_warm(self) -> None:
         """A process with torch loaded, from which trainers start; without it they start cold."""
-        if os.environ.get(warm.SWITCH) == "0" or (self._warm is not None and self._warm.poll() is None):
+        if os.environ.get(warm_request.SWITCH) == "0" or (self._warm is not None and self._warm.poll() is None):
             return
         self._warm_name = f"lmr-warm-{self._scope()}-{os.getpid()}-{self._current.generation}"
         try:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -45,7 +44,8 @@ def kill_rest_of_group() -> None:
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             # pid (comm) state ppid pgrp ...; comm may hold spaces and brackets
-            fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+                fields = file.read().rpartition(")")[2].split()
             if int(fields[2]) == group:
                 os.kill(int(entry), signal.SIGKILL)
 

@@ -22,7 +22,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-from lmr.integrations.torchrun import exit_errors, local_socket, warm
+from lmr.integrations.torchrun import local_socket, warm_request
 from lmr.integrations.torchrun.process_tree import adopt_orphans, die_with_parent, kill_rest_of_group
 from lmr.integrations.torchrun.worker_page import WorkerPage
 
@@ -50,7 +50,7 @@ def start() -> None:
     # Blocked until each side has its own handlers: a signal in between must not be lost or kill only one of the two.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     agent_pid, supervisor_pid = os.getppid(), os.getpid()
-    started = warm.ask(page.fd)
+    started = warm_request.ask(page.fd)
     if started is not None:
         _Supervisor(agent, started[1], page, agent_pid, started[0]).run(before)
     trainer = os.fork()
@@ -65,9 +65,10 @@ def start() -> None:
 def become_trainer(page: WorkerPage, supervisor_pid: int) -> None:
     """Describe uncaught errors, and attach to the framework once it is imported."""
     os.environ[SUPERVISED_BY] = str(supervisor_pid)
-    exit_errors.install(page)
     from lmr.integrations.frameworks import import_hook, trainer_context
+    from lmr.integrations.torchrun import exit_errors
 
+    exit_errors.install(page)
     trainer_context.enter(page)
     import_hook.install()
 

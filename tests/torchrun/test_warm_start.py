@@ -1,6 +1,8 @@
 """A warm trainer finds what a cold one finds; only torch is there already."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -34,6 +36,18 @@ def test_a_warm_start_is_as_good_as_a_cold_one(job, command, pytestconfig, monke
         for what in one["sees"]:
             assert one["sees"][what] == other["sees"][what], what
     assert warm[0]["random"] != warm[1]["random"]
+    assert set(warm[0]["ours"]) <= preloaded(), "imported anew in every rank: add it to warm.PRELOADED"
+
+
+def preloaded():
+    """Modules of ours that the warm process has before it serves."""
+    code = (
+        "import importlib, sys; from lmr.integrations.torchrun.warm import PRELOADED\n"
+        "for name in PRELOADED: importlib.import_module(name)\n"
+        "print(*(name for name in sys.modules if name.split('.')[0] == 'lmr'))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(ran.stdout.split())
 
 
 def test_a_lost_warm_process_costs_the_next_start_only_time(job, pytestconfig, monkeypatch):

@@ -11,14 +11,14 @@ import sys
 
 def _run_shadowed() -> None:
     """Run the `sitecustomize` that would have been found without this folder."""
-    import importlib.machinery
-    import importlib.util
-
     here = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120  pathlib is 10 ms of every process start
     path = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    finder = next((f for f in sys.meta_path if getattr(f, "__name__", "") == "PathFinder"), None)
+    spec = finder.find_spec("sitecustomize", path) if finder is not None else None
     if spec is None or spec.loader is None:
         return
+    import importlib.util  # only now: it is a third of what this file costs every process of a worker
+
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 

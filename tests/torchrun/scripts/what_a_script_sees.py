@@ -3,6 +3,7 @@
 import sys
 
 LOADED = "torch" in sys.modules
+OURS = sorted(name for name in sys.modules if name.split(".")[0] == "lmr")
 
 import json  # noqa: E402
 import os  # noqa: E402
@@ -25,7 +26,7 @@ sees = {
     "environ": {k: v for k, v in os.environ.items() if k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")},
 }
 print(f"hello from rank {rank} of generation {generation}", flush=True)
-told = {"loaded": LOADED, "random": random.random(), "sees": sees}
+told = {"loaded": LOADED, "ours": OURS, "random": random.random(), "sees": sees}
 Path(sys.argv[1], f"sees.{generation}.{rank}.json").write_text(json.dumps(told))
 if generation == "0":
     while rank == "0":  # until the other rank has died
