@@ -61,9 +61,11 @@ class Job(Cluster):
         return str(node)
 
     def trainer(self, rank: int) -> int:
-        """The pid of a rank's trainer: the child of its supervisor, not one of the trainer's own children."""
-        supervisor = self.workers(self.place(rank // self.nproc))[rank]
-        return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])
+        """The pid of a rank's trainer: the child of its supervisor, or a fork of the node's warm process."""
+        node = self.place(rank // self.nproc)
+        supervisor = self.workers(node)[rank]
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        return int(children[0]) if children else self.trainers(node)[rank]
 
     def final(self, rank: int) -> Path:
         """What a rank saved at the end."""
