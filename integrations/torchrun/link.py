@@ -126,6 +126,8 @@ class Link:
             channel.send({"kind": "hello", **self._hello})
             while True:
                 message = await asyncio.wait_for(channel.recv(), self._silence_s)
+                if self._stopping:
+                    return
                 if not message.get("alone"):  # a decider that may have been replaced is as good as none
                     self.heard = self._clock.monotonic()
                 match message["kind"]:
@@ -156,6 +158,14 @@ class Link:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             channel.send({"kind": "heartbeat"})
+
+    def abandon(self) -> None:
+        """This life of the agent is over: never connect again, and hear nothing more.
+
+        Cancelling the task is not enough: `asyncio.wait_for` loses a cancellation that meets the end of the connection
+        (Python 3.11 and older), and the link would come back under the name of the former life.
+        """
+        self._stopping = True
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every spooled fact is acknowledged, at most `timeout_s`."""

@@ -494,6 +494,7 @@ class NodeRuntime:
 
     async def _rejoin(self) -> None:
         if self._link is not None and self._link_task is not None:
+            self._link.abandon()
             self._link_task.cancel()
         try:
             await self._connect()

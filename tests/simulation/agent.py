@@ -129,6 +129,8 @@ class Agent:
     _told_to_leave: bool = False
     exit_code: int | None = None
     reason: str = ""
+    lived: tuple[float, float] = (0.0, float("inf"))
+    """From when until when its process ran."""
 
     def start(self) -> None:
         """The torchrun command."""
@@ -153,6 +155,7 @@ class Agent:
             claim=lambda name: name,
         )
         self.runtime = NodeRuntime(self.config, surroundings)
+        self.lived = (self.world.now, float("inf"))
         self.world.note(self.node, "starts")
         spawn(self.process, self._main())
 
@@ -256,4 +259,5 @@ class Agent:
         """The process is over, and its workers with it."""
         for worker in self.training.of(self.process):
             worker.kill()
+        self.lived = (self.lived[0], self.world.now)
         self.process.kill(power=power)

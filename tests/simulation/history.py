@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +32,6 @@ from simulation.world import Process, World
 RUN = "run"
 DATABASE_HOST = "10.0.0.250"
 HEARTBEAT_MS = 2_000
-FAULTS_END_S = 9.0
 END_WITHIN_S = 240.0
 """After the last fault: above the 120 s after which an embedded agent gives a frozen host up."""
 
@@ -48,19 +48,11 @@ class Shape:
     faults: int
     checkpoints: bool
 
-
-class History:
-    """A run under faults.
-
-    Args:
-        seed: says everything.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.world = World(seed)
-        chance = self.world.chance
+    @classmethod
+    def by(cls, chance: random.Random) -> Shape:
+        """Some shape."""
         min_nodes = chance.choice((1, 2, 2, 3, 3, 4))
-        self.shape = Shape(
+        return cls(
             embedded=chance.random() < 0.5,
             min_nodes=min_nodes,
             max_nodes=min_nodes + chance.choice((1, 1, 2)),
@@ -69,6 +61,23 @@ class History:
             faults=chance.randint(0, 6),
             checkpoints=chance.random() < 0.7,
         )
+
+
+class History:
+    """A run under faults.
+
+    Args:
+        seed: says everything.
+        shape: instead of what the seed would choose.
+    """
+
+    faults_end_s = 9.0
+    """From when on the world is kind."""
+
+    def __init__(self, seed: int, shape: Shape | None = None) -> None:
+        self.world = World(seed)
+        chance = self.world.chance
+        self.shape = shape or Shape.by(chance)
         self.network = Network(self.world, slow_s=chance.choice((0.005, 0.05, 0.2)))
         world_size = self.shape.min_nodes * self.shape.nproc
         self.vaults = Vaults()
@@ -175,8 +184,8 @@ class History:
         faults = [self._crash_worker, self._kill_agent, self._power_off, self._freeze, self._cut_node, self._divide]
         faults += [self._one_way, self._reset, self._log_away, self._relaunch, self._leave]
         for _ in range(self.shape.faults):
-            at(chance.uniform(0.3, FAULTS_END_S - 1), chance.choice(faults))
-        at(FAULTS_END_S, self._all_well)
+            at(chance.uniform(0.3, self.faults_end_s - 1), chance.choice(faults))
+        at(self.faults_end_s, self._all_well)
 
     def _someone(self) -> Agent | None:
         living = self.living()
@@ -225,12 +234,15 @@ class History:
         return hosts if self.shape.embedded else [*hosts, DATABASE_HOST]
 
     def _split(self, side: set[str], *, both: bool) -> None:
+        self.cut(side, self.world.chance.choice((0.3, 1.2, 1.8, 3.0, 7.0)), both=both)
+
+    def cut(self, side: set[str], length: float, *, both: bool = True) -> None:
+        """Some machines cannot reach the others for a while, or only cannot send to them."""
         for one, other in itertools.permutations(self._hosts(), 2):
             if one in side and other not in side:
                 self.network.cut(one, other)
                 if both:
                     self.network.cut(other, one)
-        length = self.world.chance.choice((0.3, 1.2, 1.8, 3.0, 7.0))
         self.world.note("network", f"{'+'.join(sorted(side))} {'cut off' if both else 'cannot send'} for {length} s")
 
         def heal() -> None:
@@ -298,7 +310,7 @@ class History:
     def play(self) -> list[str]:
         """Let it happen. Returns what must not have been."""
         self._schedule()
-        self.world.run(FAULTS_END_S + END_WITHIN_S, self._over)
+        self.world.run(self.faults_end_s + END_WITHIN_S, self._over)
         for record in self.records:
             self.world.history.append(f"{'':9} {record.seq:>4} {record.event.type} {record.event.to_json()['data']}")
         for agent in self.agents:
@@ -377,6 +389,11 @@ class History:
             expected = 0 if self.closed == "succeeded" or not active else 1
             if agent.exit_code != expected:
                 wrong.append(f"{agent.node} ended with {agent.exit_code}: {agent.reason}")
+        for agent in self.agents:
+            others = [a for a in self.agents if a.node == agent.node and a is not agent]
+            met = any(a.lived[1] > agent.lived[0] and a.lived[0] < agent.lived[1] for a in others)
+            if "in use by a live agent" in agent.reason and not met:
+                wrong.append(f"{agent.node} was taken for another life of itself")
         if self.closed is None and not self.shape.embedded:
             wrong.append("the run never ended")
         return wrong

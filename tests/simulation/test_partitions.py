@@ -1,0 +1,115 @@
+"""Partitions of a known shape: three nodes train, a fourth stands by, and some cannot reach the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lmr.engine.events import NodeLost, PlanCommitted
+from simulation.history import DATABASE_HOST, History, Shape, quiet
+
+CUT_AT_S = 3.0
+NODES = ("node-1", "node-2", "node-3", "node-4")
+HOST = {node: f"10.0.0.{number}" for number, node in enumerate(NODES, 1)}
+
+
+class Scene(History):
+    """Four nodes that start one after the other, and one cut."""
+
+    def __init__(self, side: set[str], seconds: float, *, embedded: bool, seed: int) -> None:
+        shape = Shape(embedded, min_nodes=3, max_nodes=4, nproc=1, steps=60, faults=0, checkpoints=True)
+        super().__init__(seed, shape)
+        self.faults_end_s = CUT_AT_S + seconds
+        self._lossy = 0.0
+        self._cut_off = (side, seconds)
+
+    def _schedule(self) -> None:
+        for number, node in enumerate(NODES):
+            self.world.at(0.3 * number, lambda node=node: self.start(node))
+        self.world.at(CUT_AT_S, lambda: self.cut(*self._cut_off))
+        self.world.at(self.faults_end_s, self._all_well)
+
+    def said(self, kind: type) -> list[tuple[float, object]]:
+        """When events of a kind were recorded, in the world's seconds, and what they say."""
+        begun = self.world.wall_ms() - int(self.world.now * 1000) + 1_234
+        return [
+            ((r.recorded_at_ms - begun) / 1000, r.event.data) for r in self.records if isinstance(r.event.data, kind)
+        ]
+
+    @property
+    def plans(self) -> list[PlanCommitted]:
+        """Every plan."""
+        return [data for _, data in self.said(PlanCommitted)]
+
+
+@pytest.fixture(autouse=True, name="_quiet")
+def _silence() -> None:
+    quiet()
+
+
+@pytest.fixture(params=range(3))
+def scene(request: pytest.FixtureRequest) -> Callable[..., Scene]:
+    """Plays a cut under several seeds; nothing that must never be may have been."""
+
+    def play(side: set[str], seconds: float, *, embedded: bool) -> Scene:
+        made = Scene(side, seconds, embedded=embedded, seed=request.param)
+        assert made.play() == [], "\n".join(made.world.history)
+        assert made.closed == "succeeded"
+        return made
+
+    return play
+
+
+def test_a_node_cut_off_is_replaced_by_the_standby(scene):
+    """Its worker had stopped before; when it comes back it stands by."""
+    found = scene({HOST["node-2"]}, 6, embedded=True)
+    assert [plan.plan.action for plan in found.plans] == ["start", "replace"]
+    assert [a.node for a in found.plans[1].plan.assignments] == ["node-1", "node-4", "node-3"]
+
+
+def test_a_short_cut_costs_a_restart_at_most(scene):
+    """Fenced and healed within its lease: the run is told, and goes on with the same nodes."""
+    found = scene({HOST["node-2"]}, 1.5, embedded=True)
+    assert [plan.plan.action for plan in found.plans] in (["start"], ["start", "restart"])
+    assert not found.said(NodeLost)
+
+
+def test_a_deciding_minority_commits_nothing(scene):
+    """The host and the standby against two of three nodes: nobody is lost, nobody stops, nothing is planned."""
+    found = scene({HOST["node-1"], HOST["node-4"]}, 6, embedded=True)
+    assert len(found.plans) == 1
+    assert not found.said(NodeLost)
+    assert len(found.training.all) == 3
+
+
+def test_a_majority_cut_off_for_long_stops_by_itself(scene):
+    """Only after it has stopped does the decider believe in its loss; the run goes on when enough nodes are back."""
+    found = scene({HOST["node-1"], HOST["node-4"]}, 45, embedded=True)
+    lost = found.said(NodeLost)
+    assert {data.node for _, data in lost} == {"node-2", "node-3"}
+    assert min(at for at, _ in lost) > CUT_AT_S + 33
+    assert "hold" in [plan.plan.action for plan in found.plans]
+
+
+def test_with_a_database_the_decider_is_cut_off(scene):
+    """Another takes the lease over, the standby takes the slot, and there is one plan for it."""
+    found = scene({HOST["node-1"]}, 9, embedded=False)
+    assert [plan.plan.action for plan in found.plans] == ["start", "replace"]
+    assert [a.node for a in found.plans[1].plan.assignments] == ["node-4", "node-2", "node-3"]
+    assert {record.epoch for record in found.records} == {1, 2}
+
+
+def test_with_a_database_a_deciding_minority_commits_nothing(scene):
+    """The database would take its word; that it is a minority, it must know itself."""
+    found = scene({HOST["node-1"], HOST["node-4"], DATABASE_HOST}, 6, embedded=False)
+    assert len(found.plans) == 1
+    assert not found.said(NodeLost)
+
+
+def test_with_a_database_the_majority_goes_on_without_the_decider(scene):
+    """It has the database: a new decider holds the run until a node for the lost slot is back."""
+    found = scene({HOST["node-1"], HOST["node-4"]}, 9, embedded=False)
+    assert {data.node for _, data in found.said(NodeLost)} == {"node-1", "node-4"}
+    assert [plan.plan.action for plan in found.plans] == ["start", "replace", "hold", "replace"]
+    assert {agent.node: agent.exit_code for agent in found.agents} == dict.fromkeys(NODES, 0)
