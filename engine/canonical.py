@@ -8,13 +8,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import to_json
+
 from lmr.engine.errors import NotCanonical
 
 MAX_INTEGER = 2**53 - 1
 """Largest magnitude every JSON reader keeps exactly (RFC 8785 section 3.2.2.3, I-JSON)."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-_encode_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True).encode
 
 
 def canonical_bytes(value: Any) -> bytes:
@@ -24,8 +25,14 @@ def canonical_bytes(value: Any) -> bytes:
         NotCanonical: a float, an integer of 2^53 or above, a lone surrogate, a key that is no string, another type.
     """
     try:
-        text = _encode_sorted(value) if _plain(value) else _encode(_ordered(value, "$"))
-        return text.encode("utf-8")
+        try:
+            ordered = _sorted(value)
+        except (_Unusual, TypeError):
+            ordered = _ordered(value, "$")
+        try:
+            return to_json(ordered)
+        except ValueError:  # a lone surrogate, or deeper than it goes
+            return _encode(ordered).encode("utf-8")
     except UnicodeEncodeError as error:
         raise NotCanonical("$", "a string holds a lone surrogate") from error
     except RecursionError as error:
@@ -58,22 +65,30 @@ def parse_json(data: bytes | str) -> Any:
         raise NotCanonical("$", f"not JSON: {error.msg} at {error.pos}") from error
 
 
-def _plain(value: Any) -> bool:
-    """True for allowed values whose keys are ASCII: the standard encoder orders those as RFC 8785 does."""
+class _Unusual(Exception):
+    """Not to be written the quick way: what is wrong with it, if anything is, the careful way says."""
+
+
+def _sorted(value: Any) -> Any:
+    """The value with its keys in order, where they are ASCII: those RFC 8785 orders as Python does."""
     kind = type(value)
     if kind is str or kind is bool or value is None:
-        return True
+        return value
     if kind is int:
-        return bool(-MAX_INTEGER <= value <= MAX_INTEGER)
-    if kind is dict:
-        for key, item in value.items():
-            if type(key) is not str or not key.isascii():
-                return False
-            # Most values are strings: asked here, they cost no call.
-            if type(item) is not str and not _plain(item):
-                return False
-        return True
-    return (kind is list or kind is tuple) and all(map(_plain, value))
+        if -MAX_INTEGER <= value <= MAX_INTEGER:
+            return value
+    elif kind is dict:
+        keys = sorted(value)
+        if "".join(keys).isascii():
+            ordered = {}
+            for key in keys:
+                item = value[key]
+                # Most values are strings: asked here, they cost no call.
+                ordered[key] = item if type(item) is str else _sorted(item)
+            return ordered
+    elif kind is list or kind is tuple:
+        return list(map(_sorted, value))
+    raise _Unusual
 
 
 def _ordered(value: Any, path: str) -> Any:

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from lmr.engine.canonical import MAX_INTEGER
-from lmr.engine.events import EVENT_TYPES, Event
+from lmr.engine.events import EVENT_TYPES, Event, EventData
 from lmr.engine.record import Record, open_record
 from lmr.store import LogCorrupt
 
@@ -48,8 +48,8 @@ def _twin(frozen: type[Any]) -> Any:
     return make_dataclass(f"_{frozen.__name__}", [field.name for field in fields(frozen)], slots=True)
 
 
-_VALIDATORS: dict[str, tuple[int, Any]] = {
-    name: (model.version, _validator(model).validate_json) for name, model in EVENT_TYPES.items() if name not in _SLOW
+_VALIDATORS: dict[str, tuple[type[EventData], Any]] = {
+    name: (model, _validator(model).validate_json) for name, model in EVENT_TYPES.items() if name not in _SLOW
 }
 _TYPE_KEY = b'"type":"'
 COLUMNS = ("type", "at_ms", "source", "event_id", "version", "recorded_at_ms", "epoch")
@@ -101,13 +101,13 @@ def _plain(type_: Any, body: bytes) -> dict[str, Any] | None:
     known = _VALIDATORS.get(type_)
     if known is None:
         return None
-    version, validate = known
+    model, validate = known
     try:
         it: dict[str, Any] = validate(body)
     except ValidationError:
         return None
     # An older one is brought up to date by `open_record`.
-    return it if it["type"] == type_ and it["version"] == version else None
+    return it if it["type"] == type_ and it["version"] == model.version else None
 
 
 def _made(it: dict[str, Any], body: bytes, prev_hash: str, hash_: str) -> Record:

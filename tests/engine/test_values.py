@@ -61,6 +61,22 @@ def test_control_characters_are_escaped_as_rfc8785_says() -> None:
     assert canonical_bytes('\x00\b\t\n\f\r\x1f"\\/\x7f') == b'"\\u0000\\b\\t\\n\\f\\r\\u001f\\"\\\\/\x7f"'
 
 
+def test_every_character_is_written_as_the_standard_encoder_writes_it() -> None:
+    every = "".join(chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
+    assert canonical_bytes({"a": every}) == json.dumps({"a": every}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def test_deep_nesting_has_canonical_bytes_or_is_refused() -> None:
+    value: Any = 0
+    for _ in range(300):  # deeper than the quick encoder goes
+        value = {"a": value}
+    assert canonical_bytes(value) == b'{"a":' * 300 + b"0" + b"}" * 300
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(NotCanonical, match="too deeply"):
+        canonical_bytes(value)
+
+
 @pytest.mark.parametrize("value", [1.0, {"a": 2**53}, -(2**53), {1: "a"}, "\ud800", {"a": b"x"}, {"a": {1, 2}}])
 def test_values_without_canonical_form(value: Any) -> None:
     with pytest.raises(NotCanonical):
