@@ -118,10 +118,16 @@ def test_a_replica_with_one_flipped_byte_is_refused_and_the_next_source_taken(pa
     loop = pair(nodes="2:3")
     loop.start_all("node-1", "node-2", "node-3")
     wait_replicated(loop, 1, "node-3", 30)
-    os.kill(loop.vault("node-3"), signal.SIGSTOP)
+    for node, rank in (("node-1", 0), ("node-2", 1)):
+        os.kill(loop.trainers(node)[rank], signal.SIGSTOP)  # no newer step comes while bytes are flipped
+
+    def all_the_same():
+        captured = {e["step"] for e in loop.events("checkpoint_captured") if e["slot"] == 1}
+        return max(captured) == max(replicated(loop, 1, "node-3")) == max(replicated(loop, 1, "node-1"))
+
+    loop.wait_for(all_the_same, "copies of the newest step everywhere", 60)
     assert flip_a_byte_of_each_replica(loop, "node-3") > 0
     loop.kill_machine("node-2")
-    os.kill(loop.vault("node-3"), signal.SIGCONT)
     finishes(loop, undisturbed, "node-1", "node-3")
     failed = loop.events("restore_failed")[0]
     assert (failed["why"], failed["holder"], failed["tier"]) == ("digest_mismatch", "node-3", "replica")
