@@ -247,7 +247,7 @@ def undisturbed(module_job: Callable[..., Job]) -> Job:
         "--steps", str(PAIR_STEPS), "--step-s", "0", name="plain", nproc=2, nodes="1", backend="c10d", policy=""
     )
     plain.start("alone")
-    assert plain.wait_exit("alone", 120) == 0, plain.standing()
+    assert plain.wait_exit("alone", 240) == 0, plain.standing()
     return plain
 
 
