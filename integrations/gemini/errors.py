@@ -35,6 +35,20 @@ class ShardMismatch(GeminiError):
         self.detail = detail
 
 
+class DurableUnreadable(ShardMismatch):
+    """A checkpoint of the script cannot be restored from.
+
+    Args:
+        why: the `restore_failed` reason.
+        detail: what is wrong.
+        checkpoint_id: of the checkpoint.
+    """
+
+    def __init__(self, why: str, detail: str, checkpoint_id: str) -> None:
+        super().__init__(why, f"{checkpoint_id}: {detail}")
+        self.checkpoint_id = checkpoint_id
+
+
 class VaultUnavailable(GeminiError):
     """The vault of this node cannot be reached or refuses."""
 

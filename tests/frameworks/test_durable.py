@@ -11,6 +11,7 @@ from torch.distributed import checkpoint
 
 from lmr.integrations.frameworks.pytorch import durable
 from lmr.integrations.gemini.capture import Collection, ShardReader
+from lmr.integrations.gemini.errors import DurableUnreadable
 
 TREE = b'{"step": 7, "rng": [1, 2, 3]}'
 
@@ -80,12 +81,12 @@ def cut_off(where: Path) -> None:
 def test_a_checkpoint_that_cannot_be_read_is_named_with_the_reason(saved, damage, why) -> None:
     where, _, _ = saved
     damage(Path(where))
-    with pytest.raises(durable.DurableUnreadable) as error:
+    with pytest.raises(DurableUnreadable) as error:
         durable.read(where, 0)
     assert (error.value.why, error.value.checkpoint_id) == (why, where)
 
 
 def test_a_rank_that_had_no_part_in_it_has_no_state_there(saved) -> None:
     where, _, _ = saved
-    with pytest.raises(durable.DurableUnreadable, match="rank 5 has no state there"):
+    with pytest.raises(DurableUnreadable, match="rank 5 has no state there"):
         durable.read(where, 5)

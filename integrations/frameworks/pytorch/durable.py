@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lmr.integrations.gemini.capture import Collection, view
-from lmr.integrations.gemini.errors import ShardMismatch
+from lmr.integrations.gemini.errors import DurableUnreadable
 from lmr.integrations.gemini.shard import Layout, ShardMeta, Wanted
 
 if TYPE_CHECKING:
@@ -28,20 +28,6 @@ if TYPE_CHECKING:
 
 PREFIX = "lm_resiliency."
 FORMAT = 1
-
-
-class DurableUnreadable(ShardMismatch):
-    """A checkpoint of the script cannot be restored from.
-
-    Args:
-        why: the `restore_failed` reason.
-        detail: what is wrong.
-        checkpoint_id: of the checkpoint.
-    """
-
-    def __init__(self, why: str, detail: str, checkpoint_id: str) -> None:
-        super().__init__(why, f"{checkpoint_id}: {detail}")
-        self.checkpoint_id = checkpoint_id
 
 
 def attach() -> None:

@@ -12,6 +12,7 @@ per-epoch code ran for the epochs that were passed over.
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
 import sys
 import time
@@ -23,7 +24,7 @@ from torch import nn
 
 from lmr.integrations.frameworks.adapter import Framework, FrameworkConflict
 from lmr.integrations.frameworks.agent_link import AgentLink
-from lmr.integrations.frameworks.pytorch import ddp, durable
+from lmr.integrations.frameworks.pytorch import ddp
 from lmr.integrations.frameworks.pytorch.captures import Captures
 from lmr.integrations.frameworks.pytorch.loaders import Iteration, Loaders, MakeIterator, Track, is_plain
 from lmr.integrations.frameworks.pytorch.objects import Objects, replicated
@@ -32,7 +33,8 @@ from lmr.integrations.frameworks.pytorch.steps import Steps
 from lmr.integrations.frameworks.trainer_context import TrainerContext
 from lmr.integrations.gemini.capture import Collection, ShardReader
 from lmr.integrations.gemini.client import Restored
-from lmr.integrations.gemini.errors import GeminiError, ShardMismatch, VaultUnavailable
+from lmr.integrations.gemini.errors import DurableUnreadable, GeminiError, ShardMismatch, VaultUnavailable
+from lmr.integrations.gemini.shard import ShardMeta
 from lmr.integrations.scout.pulse import Pulse
 from lmr.integrations.scout.trainer_checks import TrainerChecks
 
@@ -150,6 +152,12 @@ class Session:
         """All state as it is now: its tensors, and everything else."""
         collection, tree, _ = self._state.collect(step)
         return collection, tree
+
+    def _read_durable(self, checkpoint_id: str) -> tuple[ShardMeta, mmap.mmap]:
+        # Only where a plan names one: it imports all of `torch.distributed.checkpoint`.
+        from lmr.integrations.frameworks.pytorch import durable
+
+        return durable.read(checkpoint_id, self.rank)
 
     def persisted(self, step: int, checkpoint_id: str) -> None:
         """A checkpoint of the script is complete; the first rank's word counts, which is the last one to know."""
@@ -278,13 +286,11 @@ class Session:
         if self._reader is None:
             try:
                 wait_s = float(self._context.checkpoint.get("restore_wait_s", 900))
-                self._restored = self._captures.vault().restore(
-                    self._context.resume_step, wait_s, lambda checkpoint: durable.read(checkpoint, self.rank)
-                )
+                self._restored = self._captures.vault().restore(self._context.resume_step, wait_s, self._read_durable)
                 self._reader = ShardReader(self._restored.memory, self._restored.meta)
                 if self._reader.tree["step"] != self._context.resume_step:
                     raise ShardMismatch("topology_mismatch", f"the shard is of step {self._reader.tree['step']}")
-            except durable.DurableUnreadable as error:
+            except DurableUnreadable as error:
                 self._refuse(error.why, error.detail, error.checkpoint_id)
             except ShardMismatch as error:
                 self._refuse(error.why, error.detail)
