@@ -16,7 +16,7 @@ import structlog
 from lmr.engine.events import PlanCommitted, RunClosed
 from lmr.engine.policy import RecoveryPolicy
 from lmr.engine.record import Record
-from lmr.integrations.torchrun import warm
+from lmr.integrations.torchrun import warm_request
 from lmr.integrations.torchrun.config import BackendConfig
 from lmr.integrations.torchrun.worker_policy import WorkerPolicy
 from lmr.replay_tool.source import Log
@@ -401,7 +401,7 @@ class History:
 
 def quiet() -> None:
     """No log lines, no warm processes: thousands of histories run in one process."""
-    os.environ[warm.SWITCH] = "0"
+    os.environ[warm_request.SWITCH] = "0"
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     # Coroutines of killed processes are never finished, as in the world.
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
