@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.torchrun
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(900)]  # two lives of a run, also on a busy machine
 
 
 def replicated(loop, slot, holder):

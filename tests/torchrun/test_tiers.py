@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.torchrun
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(900)]  # two lives of a run, also on a busy machine
 
 PUBLISH = "[recovery]\npublish_ms = 100\n"
 
