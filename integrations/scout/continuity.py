@@ -11,6 +11,7 @@ is bounded however large the state is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from lmr.integrations.gemini.capture import local
 from lmr.integrations.scout.piece import Content, Piece
 from lmr.integrations.scout.pulse import Pulse
 
+FLOOR_BYTES = 1024 * 1024
+"""Looked at in each step whatever it takes: small models as a whole."""
+PIECE_BYTES = 256 * 1024
 LIST_AGAIN_STEPS = 16
 """Steps after which the state's tensors are listed again, at the end of a round: optimizers may replace them."""
 
@@ -51,7 +55,10 @@ class Continuity:
         live: Callable[[], Iterable[Named]],
         degraded: Callable[[str, str], None],
     ) -> None:
-        self.slice_bytes = int(settings["slice_bytes"])
+        self._most_bytes = int(settings["slice_bytes"])
+        self._piece_bytes = min(PIECE_BYTES, self._most_bytes)
+        self._cost = int(settings["cost_permille"]) / 1000
+        self.slice_bytes = min(FLOOR_BYTES, self._most_bytes)
         self._slice_tensors = int(settings["slice_tensors"])
         self._proving_checks = int(settings["proving_checks"])
         self._pulse = pulse
@@ -61,6 +68,9 @@ class Continuity:
         self._next = 0
         self._listed_ago = LIST_AGAIN_STEPS
         self._step = -1
+        self._boundary_ns = time.perf_counter_ns()
+        self._took_ns = 0
+        self._slice_has = 0
         self._noted: list[_Noted] = []
         self._coming: list[tuple[int, list[_Noted], Any, torch.Tensor]] = []
 
@@ -70,14 +80,19 @@ class Continuity:
         Args:
             step: optimizer steps completed.
         """
+        begun_ns = time.perf_counter_ns()
         self._arrivals()
+        self._fit(begun_ns - self._boundary_ns)
+        self._boundary_ns = begun_ns
         self._step = step
         self._noted = [noted for piece in self._slice() if (noted := _note(piece)) is not None]
+        self._took_ns = time.perf_counter_ns() - begun_ns
 
     def before_write(self) -> None:
         """An optimizer is about to write: the slice must be as it was noted."""
         if not self._noted:
             return
+        begun_ns = time.perf_counter_ns()
         noted, self._noted = self._noted, []
         now = [(one, content) for one in noted if (content := _look_again(one)) is not None]
         here = [(one, content) for one, content in now if isinstance(content, int)]
@@ -86,6 +101,14 @@ class Continuity:
             self._judge(self._step, [one for one, _ in here], [bool(one.content != content) for one, content in here])
         if there:
             self._compare_later(there)
+        self._took_ns += time.perf_counter_ns() - begun_ns
+
+    def _fit(self, step_ns: int) -> None:
+        """Let the slice be what the last step's time allows, at the speed of the last looks; never twice as large."""
+        if self._took_ns > 0 and self._slice_has > 0:
+            allowed = int(self._cost * step_ns * self._slice_has / self._took_ns)
+            least = min(FLOOR_BYTES, self._most_bytes)
+            self.slice_bytes = max(least, min(allowed, 2 * self.slice_bytes, self._most_bytes))
 
     # Accelerators ----------------------------------------------------------------------------------------------------
 
@@ -138,6 +161,7 @@ class Continuity:
             if not piece.excluded:
                 chosen.append(piece)
                 room -= piece.nbytes
+        self._slice_has = self.slice_bytes - room
         return chosen
 
     def _list(self) -> None:
@@ -146,8 +170,8 @@ class Continuity:
         for name, tensor in self._live():
             part = local(tensor)
             size = part.numel() * part.element_size()
-            for begin in range(0, size, self.slice_bytes):
-                end = min(size, begin + self.slice_bytes)
+            for begin in range(0, size, self._piece_bytes):
+                end = min(size, begin + self._piece_bytes)
                 piece = known.get((name, begin, end))
                 if piece is None or piece.tensor() is not part:
                     piece = Piece(name, part, begin, end)

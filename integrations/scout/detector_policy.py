@@ -176,11 +176,17 @@ class ContinuityPolicy(_Table):
 
     enabled: bool = Field(True, description="compare what an optimizer step left with what the next one finds")
     slice_bytes: int = Field(
-        4 * 1024 * 1024,
+        64 * 1024 * 1024,
         ge=4 * 1024,
         le=1 << 40,
-        description="bytes of parameters and optimizer state looked at in each step, the next ones in the next: "
-        "reading 4 MiB twice takes about a millisecond of one core",
+        description="most bytes of parameters and optimizer state looked at in one step, the next ones in the next",
+    )
+    cost_permille: int = Field(
+        3,
+        ge=1,
+        le=1_000,
+        description="thousandths of a step that the looks may take, by the time the last ones took: the slice is as "
+        "large as that allows, and 1 MiB (a few tenths of a millisecond) where it allows less",
     )
     slice_tensors: int = Field(
         256, ge=1, le=1_000_000, description="tensors looked at in each step at most: each costs some microseconds"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmr.integrations.scout import page
+from lmr.integrations.scout import continuity, page
 from lmr.integrations.scout.continuity import Continuity, Named
 from lmr.integrations.scout.detector_policy import ContinuityPolicy
 from lmr.integrations.scout.page import Word
@@ -127,6 +127,32 @@ def test_every_piece_gets_its_turn_and_no_step_looks_at_more_than_a_slice() -> N
     assert max(sizes) <= 4096
     total = {(name, begin) for name, tensor in rank.live() for begin in range(0, tensor.nbytes, 4096)}
     assert seen == total
+
+
+def test_the_slice_is_what_the_time_of_a_step_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at a piece takes a millisecond here; a step of three seconds may spend nine of them."""
+    clock = [0]
+    monkeypatch.setattr(continuity.time, "perf_counter_ns", lambda: clock[0])
+    read = Piece.read
+
+    def slowly(piece: Piece) -> Any:
+        clock[0] += 1_000_000
+        return read(piece)
+
+    monkeypatch.setattr(Piece, "read", slowly)
+    monkeypatch.setattr(continuity, "FLOOR_BYTES", 4096)
+    monkeypatch.setattr(continuity, "PIECE_BYTES", 1024)
+    rank = Rank(cost_permille=3)
+    looks = []
+    for _ in range(20):
+        rank.train(lambda: clock.__setitem__(0, clock[0] + 3_000_000_000))
+        looks.append(len(rank.watched._noted))
+    assert max(looks[:2]) <= 5, "it begins with the floor"
+    assert looks[-1] <= 9
+    rank = Rank(cost_permille=1000)
+    for _ in range(20):
+        rank.train(lambda: clock.__setitem__(0, clock[0] + 3_000_000_000))
+    assert len(rank.watched._noted) > 20, "all of it where there is time"
 
 
 def test_what_lies_on_an_accelerator_is_compared_there() -> None:
