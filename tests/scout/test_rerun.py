@@ -121,7 +121,8 @@ def test_live_state_is_untouched() -> None:
         handle.remove()
     assert len(rank.told) >= 10
     assert steps == []
-    assert all(not m._forward_pre_hooks for m in rank.model.modules())
+    assert all(not m._forward_pre_hooks and not m._forward_hooks for m in rank.model.modules())
+    assert list(nn.modules.module._global_forward_hooks) == []
 
 
 def test_a_rank_that_computes_otherwise_gets_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from lmr.integrations.scout.rerun.specs import CallSpec, NotRepeatable
 from lmr.integrations.scout.rerun.update import Update
 
 HIDDEN_MOST = 256
+WAIT_BOUNDARIES = 3
+"""How long calls are waited for: a module that is not called in as many steps is not computed again."""
 
 Recipe = ModuleCall | Update
 
@@ -42,18 +44,29 @@ class Recipes:
         self._most_bytes = most_bytes
         self._refused = refused
         self._known: dict[str, Recipe] = {}
+        self._awaited: dict[int, str] = {}
+        self._boundaries = 0
         self._fixed: list[str] = []
         self._hidden: list[str] = []
         for name, module in _ends(models):
             self._fixed.append(name)
-            self._await_call(name, module)
+            self._awaited[id(module)] = name
         for name, module in _layers(models, most_bytes)[:HIDDEN_MOST]:
             if name not in self._fixed:
                 self._hidden.append(name)
-                self._await_call(name, module)
+                self._awaited[id(module)] = name
         for number, optimizer in enumerate(optimizers[:1]):
             self._fixed.append(f"optimizer.{number}")
             self._add_update(f"optimizer.{number}", optimizer)
+        # One hook for all, and none on a module: the script may save or copy its modules as they are.
+        self._handle: Any = nn.modules.module.register_module_forward_hook(self._called, with_kwargs=True)
+
+    def at_boundary(self) -> None:
+        """A step is complete: calls that have not come by now are not waited for much longer."""
+        self._boundaries += 1
+        if self._handle is not None and (not self._awaited or self._boundaries > WAIT_BOUNDARIES):
+            self._handle.remove()
+            self._handle = None
 
     def turn(self, number: int) -> tuple[str, Recipe, int] | None:
         """Whose turn it is, and for the how manieth time its kind's; None when this rank cannot compute it, or not yet.
@@ -82,16 +95,15 @@ class Recipes:
         except NotRepeatable as error:
             self._refused(f"replay of {name}", str(error))
 
-    def _await_call(self, name: str, module: nn.Module) -> None:
-        def called(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                handle.remove()
-                try:
-                    self._seen(name, module, args, kwargs)
-                except Exception as error:  # noqa: BLE001  one check less; the call itself goes on
-                    self._refused(f"replay of {name}", str(error))
-
-        handle = module.register_forward_pre_hook(called, with_kwargs=True)
+    def _called(self, module: nn.Module, args: Any, kwargs: Any, _out: Any) -> None:
+        name = self._awaited.get(id(module))
+        if name is None or not module.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        del self._awaited[id(module)]
+        try:
+            self._seen(name, module, args, kwargs)
+        except Exception as error:  # noqa: BLE001  one check less; the call itself goes on
+            self._refused(f"replay of {name}", str(error))
 
     def _seen(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         device = local(next(module.parameters())).device

@@ -57,6 +57,7 @@ class Reruns:
         """
         if self._recipes is None:
             self._recipes = Recipes(self._models(), self._optimizers(), self._most_bytes, self._refused)
+        self._recipes.at_boundary()
         if step % self._every_steps:
             return
         number = step // self._every_steps
