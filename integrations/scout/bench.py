@@ -124,12 +124,15 @@ def _compared(turns: dict[str, list[dict[str, int]]], agent_ns: int) -> dict[str
     off, on = turns["off"], turns["on"]
     steps = STEPS_A_TURN * len(on)
     low, middle, high = _interval([b["wall_ns"] / a["wall_ns"] for a, b in zip(off, on, strict=True)])
+    cpu_low, cpu_middle, cpu_high = _interval([b["cpu_ns"] / a["cpu_ns"] for a, b in zip(off, on, strict=True)])
     cpu_off, cpu_on = (sum(turn["cpu_ns"] for turn in turns[what]) / steps / 1e6 for what in ("off", "on"))
     return {
         "bench": "a step, everything on / off",
         "step_ms": round(sum(turn["wall_ns"] for turn in off) / steps / 1e6, 1),
         "ratio": round(middle, 4),
         "interval_95": f"{low:.4f} to {high:.4f}",
+        "cpu_ratio": round(cpu_middle, 4),
+        "cpu_interval_95": f"{cpu_low:.4f} to {cpu_high:.4f}",
         "cpu_ms_off": round(cpu_off, 2),
         "cpu_ms_on": round(cpu_on, 2),
         "cpu_ms_agent": round(agent_ns / steps / 1e6, 3),

@@ -212,11 +212,11 @@ class RerunPolicy(_Table):
 
     enabled: bool = Field(True, description="compute calls of the model again and compare the ranks' results")
     every_steps: int = Field(
-        100,
+        200,
         ge=1,
         le=1_000_000_000,
         description="optimizer steps between two checks: one layer forward and backward twice is about a sixth of a "
-        "step of twelve layers, so a hundredth of that",
+        "step of twelve layers, so this is less than a thousandth of the time",
     )
     seeds: int = Field(
         4,
