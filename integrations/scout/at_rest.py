@@ -14,7 +14,7 @@ RECIPE = "continuity"
 class Damage:
     """State of `step` was no longer what the step had left; `ranks` are empty where it is the script's own doing.
 
-    Captures of `step` are sound: the digest is taken after them. What the next step makes of it is not.
+    A capture of `step` may hold it already: it may be copied at any time before the next step writes.
     """
 
     step: int

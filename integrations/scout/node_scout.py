@@ -21,6 +21,9 @@ from lmr.integrations.scout.replay_policy import ReplayPolicy
 
 log = structlog.get_logger("lmr.scout")
 
+LOOK_S = 0.05
+"""How often pages are looked at for the one number that others may wait for."""
+
 
 class NodeScout:
     """Watches the trainers of one node.
@@ -38,6 +41,7 @@ class NodeScout:
         self._generation = -1
         self._targets: dict[int, Target] = {}
         self._captures: set[asyncio.Task[None]] = set()
+        self._pinned: int | None = None
 
     def expect(self, generation: int) -> None:
         """Workers of a new generation are about to start; the old ones are gone."""
@@ -45,6 +49,7 @@ class NodeScout:
         for target in self._targets.values():
             target.reader.close()
         self._targets = {}
+        self._pinned = None
 
     def trainer_said(self, message: dict[str, Any]) -> None:
         """A trainer's `pulse_page` message: where its page is."""
@@ -75,12 +80,29 @@ class NodeScout:
         message = pulse_message(self._generation, readings, time.monotonic_ns())
         self._send("pulse", **message)
 
+    def pinned(self, step: int) -> None:
+        """A step is to be kept: that its state was found again is told at once, because the run waits for it."""
+        self._pinned = step
+
     async def run(self) -> None:
         """Report for ever; cancel to end."""
+        if not self._policy.pulse.enabled:
+            return
+        reported = time.monotonic()
         while True:
-            await asyncio.sleep(self._policy.pulse.report_ms / 1000)
-            if self._policy.pulse.enabled:
+            await asyncio.sleep(min(LOOK_S, self._policy.pulse.report_ms / 1000))
+            now = time.monotonic()
+            if now - reported >= self._policy.pulse.report_ms / 1000 or self._found_again():
+                reported = now
                 self.report()
+
+    def _found_again(self) -> bool:
+        """Whether every rank here has just looked at the pinned step's state again."""
+        step = self._pinned
+        if step is None or not self._targets or any(t.reader.checked_step < step for t in self._targets.values()):
+            return False
+        self._pinned = None
+        return True
 
     def asked(self, message: dict[str, Any]) -> None:
         """The run wants evidence of some ranks (`capture`); the answer is a `captured` message."""

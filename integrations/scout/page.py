@@ -192,6 +192,11 @@ class PulseReader:
             time.sleep(0)
         return self._take(torn=True)
 
+    @property
+    def checked_step(self) -> int:
+        """Newest step whose state was looked at again; -1 before the first."""
+        return self._words[Word.CHECKED_STEP]
+
     def _take(self, *, torn: bool) -> Reading:
         w = self._words[:2048].tolist()
         return Reading(

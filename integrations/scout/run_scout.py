@@ -135,19 +135,18 @@ class RunScout:
         """A step is kept, so a clean check of it is worth telling."""
         self._retained = {kept for kept in self._retained if kept > step - RETAINED_STEPS} | {step}
 
-    def vouches(self, step: int, *, peers_compare: bool) -> bool:
+    def vouches(self, step: int) -> bool:
         """Whether checks that come after a step's capture have had their say and nothing speaks against it.
 
         Args:
             step: optimizer steps completed.
-            peers_compare: digests of peers show damage at rest; otherwise every rank's continuity has to.
         """
         policy = self._policy
         if not policy.pulse.enabled:
             return True
         if policy.rerun.enabled and not self._reruns.settled(step):
             return False
-        return peers_compare or not policy.continuity.enabled or self._at_rest.vouches(self.standing, step)
+        return not policy.continuity.enabled or self._at_rest.vouches(self.standing, step)
 
     def reran(self, message: dict[str, Any], now_ms: int) -> None:
         """A rank's result of a call that was computed again."""
@@ -207,11 +206,8 @@ class RunScout:
         return [LossDiverged(generation=self.standing.generation, step=found.step, ranks=found.ranks)]
 
     def _damaged(self, now_ms: int) -> list[EventData]:
-        # The step's own captures came before its digest: what the next step makes of the state is the first bad.
         return [
-            self._checked(
-                found.step + 1, RECIPE, "corrupt" if found.ranks else "inconclusive", found.ranks, found.peers
-            )
+            self._checked(found.step, RECIPE, "corrupt" if found.ranks else "inconclusive", found.ranks, found.peers)
             for found in self._at_rest.look(self.standing, now_ms)
         ]
 

@@ -632,6 +632,8 @@ class Decider:
             case "pulse" | "captured" | "rerun":
                 if self._scout is not None:
                     self._scout.told(message, self._monotonic_ms())
+                if self._retention is not None:
+                    self._retention.look(self._monotonic_ms())
             case "configuration":
                 for drift in self._drift.tell(session.node, message["keys"]):
                     log.warning("config_drifted", node=drift.node, keys=drift.keys)

@@ -456,6 +456,8 @@ class NodeRuntime:
             case "go":
                 self._set({"go": message})
             case "replicate_to" | "load" | "pin" | "retain" | "save":
+                if self._scout is not None and message["kind"] == "pin":
+                    self._scout.pinned(message["step"])
                 self._vault.send(message.pop("kind"), **message)
             case "capture" if self._scout is not None:
                 self._scout.asked(message)

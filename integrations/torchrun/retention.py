@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from lmr.engine.events import Data, ReplayChecked, StateDiverged
 from lmr.integrations.scout.agreement import Agreement, Told, Verdict
@@ -12,14 +12,6 @@ from lmr.integrations.torchrun.pacer import Pacer
 from lmr.integrations.torchrun.worker_policy import WorkerPolicy
 
 VERDICTS_KEPT_STEPS = 64
-
-
-class Vouches(Protocol):
-    """Asked before a pinned step replaces the one before."""
-
-    def __call__(self, step: int, *, peers_compare: bool) -> bool:
-        """Whether nothing speaks against the step."""
-        ...
 
 
 class Retention:
@@ -52,7 +44,7 @@ class Retention:
         tell_all: Callable[..., None],
         publish: Callable[[Data], None],
         undecided: Callable[[Data], None],
-        vouches: Vouches | None,
+        vouches: Callable[[int], bool] | None,
     ) -> None:
         self._generation = generation
         self._compare = policy.replay.compare_state
@@ -60,7 +52,6 @@ class Retention:
         self._tell_all = tell_all
         self._publish = publish
         self._undecided = undecided
-        self._peers_compare = False
         finite_checked = policy.checkpoint.require_finite
         self._agreement = Agreement(world_size, finite_checked=finite_checked)
         self._verdicts: dict[int, list[Verdict]] = {}
@@ -74,7 +65,7 @@ class Retention:
             publish_ms=policy.recovery.publish_ms,
             restored=restored,
             spill_ms=policy.checkpoint.disk_every_s * 1000 if policy.checkpoint.disk_folder is not None else None,
-            vouches=lambda step: vouches is None or vouches(step, peers_compare=self._peers_compare),
+            vouches=vouches or (lambda _step: True),
         )
 
     def look(self, now_ms: int) -> None:
@@ -113,7 +104,6 @@ class Retention:
             int(rank): Told(said["digest"], tuple(said["peers"] or ()) if self._compare else (), said["finite"])
             for rank, said in told.items()
         }
-        self._peers_compare = self._peers_compare or any(told.peers for told in ranks.values())
         for verdict in self._agreement.take(step, ranks):
             self._verdicts.setdefault(step, []).append(verdict)
             if verdict.verdict == "corrupt" or step in self._captured:

@@ -260,10 +260,10 @@ def verdict(step: int, verdict: str, ranks: tuple[int, ...], world: int) -> Repl
     )
 
 
-def test_damage_at_rest_is_of_the_step_it_would_have_gone_into_and_said_once() -> None:
+def test_damage_at_rest_is_of_the_step_that_left_the_state_and_said_once() -> None:
     made = scout()
     damaged = [stepping(n, 41, 40, 40 if n == 2 else None) for n in range(4)]
-    assert tell(made, *damaged) == [verdict(41, "corrupt", (2,), 4)]
+    assert tell(made, *damaged) == [verdict(40, "corrupt", (2,), 4)]
     assert tell(made, *damaged, now_ms=1_100) == []
 
 
@@ -272,18 +272,31 @@ def test_damage_waits_for_the_other_ranks_word_on_that_step() -> None:
     late = [stepping(0, 40, 39), stepping(1, 41, 40, 40)]
     assert tell(made, *late, now_ms=1_000) == []
     assert tell(made, *late, now_ms=2_400) == []
-    assert tell(made, *late, now_ms=2_500) == [verdict(41, "corrupt", (1,), 2)]
+    assert tell(made, *late, now_ms=2_500) == [verdict(40, "corrupt", (1,), 2)]
 
 
 def test_what_changes_on_most_ranks_at_one_step_is_the_scripts_doing() -> None:
     made = scout()
-    assert tell(made, *[stepping(n, 41, 40, 40) for n in range(4)]) == [verdict(41, "inconclusive", (), 4)]
+    assert tell(made, *[stepping(n, 41, 40, 40) for n in range(4)]) == [verdict(40, "inconclusive", (), 4)]
     after = [stepping(n, 51, 50, 50 if n == 1 else 40) for n in range(4)]
-    assert tell(made, *after, now_ms=2_000) == [verdict(51, "corrupt", (1,), 4)]
+    assert tell(made, *after, now_ms=2_000) == [verdict(50, "corrupt", (1,), 4)]
 
 
 def test_a_single_rank_is_believed() -> None:
-    assert tell(scout(world=1), stepping(0, 41, 40, 40)) == [verdict(41, "corrupt", (0,), 1)]
+    assert tell(scout(world=1), stepping(0, 41, 40, 40)) == [verdict(40, "corrupt", (0,), 1)]
+
+
+def test_a_step_is_vouched_for_once_every_rank_has_found_its_state_again() -> None:
+    made = scout(world=2)
+    tell(made, stepping(0, 41, 40), stepping(1, 40, 39))
+    assert not made.vouches(40)
+    assert made.vouches(39)
+    tell(made, stepping(0, 42, 41), stepping(1, 42, 41))
+    assert made.vouches(41)
+    tell(made, stepping(0, 51, 50), stepping(1, 51, 50, 50))
+    assert not made.vouches(50)
+    off = scout(ReplayPolicy(continuity=ContinuityPolicy(enabled=False), rerun=RerunPolicy(enabled=False)), world=2)
+    assert off.vouches(40)
 
 
 def test_continuity_can_be_switched_off() -> None:

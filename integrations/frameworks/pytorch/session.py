@@ -208,7 +208,7 @@ class Session:
         self.steps.settle()
         self._protect(step, busy=busy)
         if self.checks is not None:
-            self.checks.at_boundary(step)  # after the capture: damage that is found later came later
+            self.checks.at_boundary(step)
 
     def _protect(self, step: int, *, busy: bool) -> None:
         if not self._protecting or step % self._context.interval:
