@@ -68,6 +68,7 @@ class Continuity:
         self._next = 0
         self._listed_ago = LIST_AGAIN_STEPS
         self._step = -1
+        self._due = False
         self._boundary_ns = time.perf_counter_ns()
         self._took_ns = 0
         self._slice_has = 0
@@ -85,13 +86,15 @@ class Continuity:
         self._fit(begun_ns - self._boundary_ns)
         self._boundary_ns = begun_ns
         self._step = step
+        self._due = True
         self._noted = [noted for piece in self._slice() if (noted := _note(piece)) is not None]
         self._took_ns = time.perf_counter_ns() - begun_ns
 
     def before_write(self) -> None:
         """An optimizer is about to write: the slice must be as it was noted."""
-        if not self._noted:
+        if not self._due:
             return
+        self._due = False
         begun_ns = time.perf_counter_ns()
         noted, self._noted = self._noted, []
         now = [(one, content) for one in noted if (content := _look_again(one)) is not None]
@@ -101,6 +104,8 @@ class Continuity:
             self._judge(self._step, [one for one, _ in here], [bool(one.content != content) for one, content in here])
         if there:
             self._compare_later(there)
+        if not now:  # nothing that could be looked at: nobody needs to wait for word of it
+            self._pulse.state_checked(self._step, damaged=False)
         self._took_ns += time.perf_counter_ns() - begun_ns
 
     def _fit(self, step_ns: int) -> None:

@@ -114,6 +114,11 @@ def test_what_is_written_behind_torchs_back_from_the_beginning_is_left_alone() -
         rank.train(clamp)
     assert rank.told == (7, -1)
     assert len(rank.said) == 4
+    rank.watched._live = lambda: iter(())
+    rank.watched._pieces = []
+    rank.train()
+    rank.train()
+    assert rank.told == (9, -1), "nothing to look at is no reason to wait"
 
 
 def test_every_piece_gets_its_turn_and_no_step_looks_at_more_than_a_slice() -> None:
