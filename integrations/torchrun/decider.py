@@ -25,6 +25,7 @@ from lmr.engine.events import (
     NodeLeft,
     NodeLost,
     PlanCommitted,
+    ReplayChecked,
     RunClosed,
     RunOpened,
     RunReopened,
@@ -332,7 +333,8 @@ class Decider:
                     generation=self._roster.generation,
                 )
             else:
-                log.warning("scout", fact=said.type)
+                if not isinstance(said, ReplayChecked) or said.verdict != "clean":
+                    log.warning("scout", fact=said.type)
                 self._publish(cast("Data", said))
 
     def _node_of(self, rank: int) -> str:

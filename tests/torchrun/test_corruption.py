@@ -45,7 +45,7 @@ def damaged(job, sharding: str, nodes: int, victim: int, policy: str):
     )
     names = [f"node-{number}" for number in range(1, nodes + 2)]
     loop.start_all(*names)
-    loop.wait_resumed(1, 120)
+    loop.wait_resumed(1, 200)
     bad = names[victim]
     for name in names:
         if name != bad:

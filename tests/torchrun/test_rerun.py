@@ -21,7 +21,7 @@ def test_the_one_of_two_that_computes_wrongly_is_replaced(job):
     """The wrong sums are averaged into both replicas, so no comparison of state can see them."""
     loop = job("--steps", "120", "--wrong", "1:40", script=SCRIPT, nodes="2:3", nproc=1, policy=POLICY)
     loop.start_all("node-1", "node-2", "node-3")
-    loop.wait_resumed(1, 120)
+    loop.wait_resumed(1, 200)
     assert loop.wait_exit("node-1", 120) == 0, loop.standing()
     assert loop.wait_exit("node-3", 120) == 0, loop.standing()
     plan = loop.plans()[1]
