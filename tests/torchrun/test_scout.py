@@ -19,7 +19,7 @@ floor_ms = 2000
 """
 
 
-def test_a_stopped_rank_is_a_hang_of_that_rank(job):
+def test_pytorch_122694_a_stopped_rank_is_a_hang_of_that_rank(job):
     """SIGSTOP on one trainer: the others wait in their collective, nobody exits, and the laggard is named."""
     loop = job("--steps", "120", nodes="2:2", policy=POLICY)
     loop.start_all("node-1", "node-2")
