@@ -1,8 +1,9 @@
-"""The closed loop on this machine: kill a worker, kill a machine, and training goes on from safe state.
+"""The closed loop on this machine: kill a worker, kill a machine, flip a bit, and training goes on from safe state.
 
 Three torchrun agents stand for three machines: two train, one is the standby. First one worker is killed with SIGKILL,
-then everything that runs on the machine that does not host the rendezvous. What training leaves behind is compared, bit
-by bit, with an uninterrupted run of the same script.
+then everything that runs on the machine that does not host the rendezvous; it comes back as the standby. Then one bit
+of one parameter flips in the memory of the machine that took its place, and nothing crashes: SCOUT names the machine.
+What training leaves behind is compared, bit by bit, with an uninterrupted run of the same script.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from rich.table import Table
 from lmr.engine.events import RunClosed
 from lmr.engine.plan import Plan
 from lmr.engine.record import Record
+from lmr.integrations.faults.marks import Marks
+from lmr.integrations.faults.runner import trainer_environ
 from lmr.integrations.operate.cluster import Cluster, ClusterFailed
 from lmr.integrations.operate.final_state import differences, last_losses, newest_step
 from lmr.integrations.operate.phases import Recovery, recoveries
@@ -36,7 +39,18 @@ interval = 1
 publish_ms = 200  # short steps: retain five a second
 """
 VICTIM = "node-2"
+SUBSTITUTE = "node-3"
 TRAIN_S = 240.0
+BIT_FLIP = """\
+schema_version = 1
+seed = 3
+
+[[faults]]
+effect = "tensor_corruption"
+node = "{node}"
+rank = {rank}
+step = {step}
+"""
 
 
 class DemoFailed(Exception):
@@ -53,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 when everything held, 1 with the reason otherwise."""
     console = Console(highlight=False, soft_wrap=True)
     if args.steps < 60:
-        console.print("lmr demo: --steps must be at least 60: two failures and a recovery after each need room")
+        console.print("lmr demo: --steps must be at least 60: three failures and a recovery after each need room")
         return 2
     try:
         if args.folder is not None:
@@ -106,10 +120,13 @@ def _interrupted(folder: Path, steps: int, console: Console) -> list[Record]:
     policy = folder / "policy.toml"
     policy.write_text(POLICY)
     conf = {"store_type": "tcp", "lm_resiliency_worker_config": str(policy)}
+    campaign, marks = folder / "campaign.toml", Marks(folder / "marks")
+    flip_step = steps * 3 // 4
+    campaign.write_text(BIT_FLIP.format(node=SUBSTITUTE, rank=RANKS - 1, step=flip_step))
     with Cluster(folder, _command(folder, steps), run_id=f"demo-{os.getpid()}", conf=conf) as cluster:
         console.print(f"   $ {' '.join(cluster.arguments())}", style="dim")
-        for count, node in enumerate(("node-1", VICTIM, "node-3"), 1):
-            cluster.start(node)
+        for count, node in enumerate(("node-1", VICTIM, SUBSTITUTE), 1):
+            cluster.start(node, **(trainer_environ(campaign, marks) if node == SUBSTITUTE else {}))
             _wait_joined(cluster, count, node)
         rank0 = folder / "log.rank0.jsonl"
         _train_until(cluster, rank0, steps // 4)
@@ -121,7 +138,15 @@ def _interrupted(folder: Path, steps: int, console: Console) -> list[Record]:
         console.print(f"   step {newest_step(rank0)}: SIGKILL to everything on {VICTIM}: the machine is gone")
         cluster.kill_machine(VICTIM)
         _wait_resumed(cluster, 2)
-        for node in ("node-1", "node-3"):
+        console.print(f"   step {newest_step(rank0)}: {VICTIM} was repaired and comes back as the standby")
+        cluster.start(VICTIM)
+        _wait_joined(cluster, 4, VICTIM)
+        cluster.wait_for(lambda: bool(marks.strikes()), f"step {flip_step}", TRAIN_S)
+        struck = next(iter(marks.strikes().values()))
+        where = f"{SUBSTITUTE} (rank {struck.rank})"
+        console.print(f"   step {struck.step}: one bit of one parameter flips on {where}; nothing crashes")
+        _wait_resumed(cluster, 3)
+        for node in ("node-1", VICTIM):
             code = cluster.wait_exit(node, TRAIN_S)
             if code != 0:
                 raise DemoFailed(f"the agent of {node} ended with exit code {code}\n{cluster.standing()}")
@@ -156,10 +181,13 @@ def _tell_plans(records: list[Record], console: Console) -> None:
     found = recoveries(records)
     for recovery in found:
         console.print(f"   {_in_words(recovery.plan)}")
-    wanted = ["restart", "replace"]
+    wanted = ["restart", "replace", "replace"]
     actions = [recovery.plan.action for recovery in found]
     if actions != wanted:
         raise DemoFailed(f"expected the plans {wanted}, the log has {actions}")
+    flipped = found[2].plan
+    if (flipped.cause.kind, flipped.cause.nodes, flipped.cause.ranks) != ("sdc", (SUBSTITUTE,), (RANKS - 1,)):
+        raise DemoFailed(f"the flipped bit was to be found on {SUBSTITUTE}, the plan says {flipped.cause}")
     replaced = found[1].plan
     lost_slot = next(a.slot for a in found[0].plan.assignments if a.node == VICTIM)
     source = (

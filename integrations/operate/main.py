@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 VERBS = {
-    "demo": "the closed loop on this machine: kill a worker, kill a machine, and training goes on",
+    "demo": "the closed loop on this machine: kill a worker, kill a machine, flip a bit, and training goes on",
     "inject": "run a command with real faults in it, for tests and drills",
     "bench": "measure recovery and its parts, as ratios side by side",
     "db": "upgrade, check or show the event log's schema",
