@@ -464,8 +464,9 @@ class Decider:
         return in_doubt and not self._config.embedded and self._leases.alone(now)
 
     def _lose(self, node: str, incarnation: str, reason: str) -> None:
-        log.warning("node_lost", node=node, reason=reason)
-        if self._roster.closed is None and self._roster.live(node, incarnation):
+        ends = self._roster.closed is None and self._roster.live(node, incarnation)
+        if ends and self._leases.give_up(node, incarnation):
+            log.warning("node_lost", node=node, reason=reason)
             self._publish(NodeLost(node=node, incarnation=incarnation, reason=reason))
         session = self._sessions.get(node)
         if session is not None and session.incarnation == incarnation:
@@ -646,6 +647,7 @@ class Decider:
     def _goodbye(self, session: Session, reason: str) -> None:
         session.said_goodbye = True
         if self._roster.closed is None and self._roster.live(session.node, session.incarnation):
+            self._leases.give_up(session.node, session.incarnation)
             left = NodeLeft(node=session.node, incarnation=session.incarnation, reason=reason)
             self._publish(left, source=session.node)
         self._forget(session)

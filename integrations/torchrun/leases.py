@@ -64,8 +64,14 @@ class Leases:
         heard = sum(not self._unheard(node, now) for node in live)
         return len(live) > 1 and 2 * heard <= len(live)
 
+    def give_up(self, node: str, incarnation: str) -> bool:
+        """This life is over, as the log will say in a moment. False when that was known."""
+        known = (node, incarnation) in self._given_up
+        self._given_up.add((node, incarnation))
+        return not known
+
     def expired(self, now: float) -> Iterator[tuple[str, str]]:
-        """Node and incarnation of every life that is to be given up; each is named once."""
+        """Node and incarnation of every life that is to be given up."""
         if self.minority(now):
             self._minority_at = now
         # Nodes that trained on with a majority need a lease to notice that it has left them.
@@ -74,7 +80,6 @@ class Leases:
         for node, seat in self._roster.seats.items():
             life = (node, seat.incarnation)
             if seat.live and life not in self._given_up and self._silent_s(node, now) > patience_s:
-                self._given_up.add(life)
                 yield life
 
     def silent_outsiders(self, now: float) -> list[Session]:
@@ -87,8 +92,11 @@ class Leases:
         ]
 
     async def gone(self, session: Session) -> bool:
-        """Whether a node whose link closed is lost: yes when it answers no more, or when most others are heard."""
-        if self._roster.closed is not None or not self.minority(asyncio.get_running_loop().time()):
+        """Whether a node whose link closed has no agent any more: its machine refuses connections to it.
+
+        A link may also have been cut by the network. Then the node's lease decides: it stops its workers before that.
+        """
+        if self._roster.closed is not None:
             return True
         try:
             _, writer = await asyncio.wait_for(asyncio.open_connection(session.address, session.peer_port), KNOCK_S)
