@@ -40,6 +40,7 @@ class PostgresServer:
         self.folder = folder
         self.data = folder / "data"
         self.user = _server_user()
+        self.settings: dict[str, str] = {}
 
     @property
     def url(self) -> str:
@@ -56,10 +57,18 @@ class PostgresServer:
 
     def start(self, **settings: str) -> None:
         """Start and wait until it answers."""
-        flags = [f"-c {key}={value}" for key, value in (_SETTINGS | settings).items()]
+        flags = [f"-c {key}={value}" for key, value in (_SETTINGS | self.settings | settings).items()]
         options = " ".join([f"-k {self.folder}", *flags])
         log = str(self.folder / "server.log")
         self.run("pg_ctl", "-D", str(self.data), "-w", "-t", "60", "-l", log, "-o", options, "start")
+
+    def serve_network(self, address: str) -> None:
+        """Listen there too, for everybody in 10.0.0.0/8."""
+        with (self.data / "pg_hba.conf").open("a") as file:
+            file.write("host all all 10.0.0.0/8 trust\n")
+        self.stop()
+        self.settings = {"listen_addresses": f"'{address}'"}
+        self.start()
 
     def stop(self, mode: str = "fast") -> None:
         """Stop: `smart`, `fast` or `immediate` (as after a crash)."""

@@ -69,6 +69,7 @@ class Cluster:
         backend: `--rdzv-backend`.
         context: whether a restart context path is given.
         log_url: the event log's database server; None: the embedded log beside the restart context.
+        inside: what goes before a node's command, such as `ip netns exec NAME`.
     """
 
     folder: Path
@@ -83,6 +84,7 @@ class Cluster:
     backend: str = "lm_resiliency"
     context: bool = True
     log_url: str | None = None
+    inside: Callable[[str], Sequence[str]] = lambda _node: ()
     agents: dict[str, Agent] = field(default_factory=dict)
     _records: list[Record] = field(default_factory=list)
 
@@ -130,7 +132,7 @@ class Cluster:
         output = self.folder / f"{node}.out"
         with output.open("ab") as file:
             process = subprocess.Popen(
-                self.arguments(),
+                [*self.inside(node), *self.arguments()],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
