@@ -111,7 +111,7 @@ def test_pytorch_111646_a_whole_agent_tree_is_stopped(waiting):
 
 def test_pytorch_147064_a_node_comes_back_with_a_new_agent_inside_its_old_lease(waiting):
     """The old life is fenced, the new one is a machine like any other, and one recovery was spent."""
-    loop = waiting(nodes="2:3", nproc=1, conf={"lm_resiliency_heartbeat_timeout_ms": "15000"})
+    loop = waiting(nodes="2:3", nproc=1, conf={"lm_resiliency_heartbeat_timeout_ms": "40000"})
     loop.start_all("node-1", "node-2", "node-3")
     loop.wait_running(0)
     frozen, old = loop.processes("node-2"), loop.agents["node-2"]
@@ -352,3 +352,77 @@ def test_torchft_329_the_advertised_address_is_used(waiting):
     assert {e["address"] for e in loop.events("node_joined")} == {"127.0.0.3"}
     assert {said["master"].split(":")[0] for said in loop.starts(0).values()} == {"127.0.0.3"}
     loop.finish_well("node-1", "node-2")
+
+
+def test_dlrover_1233_770_ranks_hold_different_steps(job):
+    """One node's newest copies are far behind the other's: all agree on one step before anything loads."""
+    loop = job("--steps", "120", "--step-s", "0.03", nodes="2:2", nproc=1)
+    loop.start_all("node-1", "node-2")
+    loop.train_until(25)
+    (vault,) = [
+        pid
+        for pid in loop.processes("node-2")
+        if b"lmr.integrations.gemini.vault" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    os.kill(vault, signal.SIGSTOP)  # node-2 keeps nothing from here on
+    loop.train_until(loop.step() + 30)
+    os.kill(vault, signal.SIGCONT)
+    kill_trainer(loop, "node-1")
+    for node in ("node-1", "node-2"):
+        assert loop.wait_exit(node, 120) == 0, loop.standing()
+    assert len(loop.plans()) == 2, loop.standing()
+    step = loop.plans()[1]["checkpoint"]["step"]
+    assert {e["step"] for e in loop.events("state_restored") if e["generation"] == 1} == {step}
+    assert {said["step"] for said in loop.starts(1).values()} == {step}
+    assert loop.losses(0).keys() == loop.losses(1).keys() == set(range(1, 121))
+
+
+def test_dlrover_pr_1357_a_relaunched_node_starts_with_a_lease_of_its_own(waiting):
+    """Lost and started again at once: the old life's silence is not held against the new one."""
+    loop = waiting(nodes="2:3", nproc=1)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    loop.kill_machine("node-2")
+    loop.start("node-2")
+    loop.wait_running(1)
+    loop.wait_joined(4)
+    joined = [e["incarnation"] for e in loop.events("node_joined") if e["node"] == "node-2"]
+    seen = len(loop.records())
+    time.sleep(5)  # more than two leases
+    assert not [r for r in loop.records()[seen:] if r.event.type == "node_lost"], loop.standing()
+    assert joined[1] not in [e["incarnation"] for e in loop.events("node_lost")]
+    loop.finish_well("node-1", "node-2", "node-3")
+    assert len(loop.plans()) == 2
+
+
+def test_torchtitan_930_killed_while_state_is_being_captured(job):
+    """The step that is restored was complete on every node before it was chosen, and in the log."""
+    loop = job("--steps", "120", nodes="2:2", nproc=2)
+    loop.start_all("node-1", "node-2")
+    for generation in range(3):
+        loop.wait_resumed(generation, 90)
+        loop.train_until(loop.step() + 15)
+        kill_trainer(loop, "node-2")
+        loop.wait_plan(generation + 2)
+    for node in ("node-1", "node-2"):
+        assert loop.wait_exit(node, 120) == 0, loop.standing()
+    seen, complete = {}, set()
+    for record in loop.records():
+        data = record.event.to_json()["data"]
+        if record.event.type == "checkpoint_captured":
+            seen.setdefault(data["step"], set()).add(data["slot"])
+            complete |= {data["step"]} if seen[data["step"]] == {0, 1} else set()
+        if record.event.type == "plan_committed" and data["plan"]["action"] == "restart":
+            assert data["plan"]["checkpoint"]["step"] in complete
+    assert loop.losses(0).keys() == set(range(1, 121))
+
+
+def test_dlrover_pr_1727_1685_a_long_evaluation_is_not_a_hang(job):
+    """Rank 0 evaluates for four times the hang detector's floor, the others wait for it, and nobody is accused."""
+    policy = "schema_version = 1\n[replay.hang]\nfloor_ms = 2000\n"
+    loop = job("--steps", "60", "--evaluate-at", "30", nodes="2:2", nproc=1, policy=policy)
+    loop.start_all("node-1", "node-2")
+    for node in ("node-1", "node-2"):
+        assert loop.wait_exit(node, 120) == 0, loop.standing()
+    assert not loop.events("rank_hung")
+    assert len(loop.plans()) == 1

@@ -1,7 +1,8 @@
-"""Losses in the phases of a recovery: before the commit, at the barrier, while the new node restores."""
+"""Losses at bad moments: in each phase of a recovery, again and again, and while nobody can decide."""
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -28,9 +29,9 @@ def test_a_machine_is_lost_before_the_commit(waiting):
     loop.assert_one_writer()
 
 
-@pytest.mark.parametrize("fact", ["plan_committed", "generation_started"])
+@pytest.mark.parametrize("fact", ["plan_committed", "generation_started", "state_restored"])
 def test_the_node_that_takes_over_is_lost_in_turn(job, fact):
-    """At the barrier, or while it restores: the next standby takes the slot, and no step is lost."""
+    """At the barrier, while it restores, before its first step: the next standby takes the slot, no step is lost."""
     loop = job("--steps", "120", nodes="2:4", nproc=1)
     loop.start_all("node-1", "node-2", "node-3", "node-4")
     loop.train_until(25)
@@ -53,3 +54,90 @@ def test_the_node_that_takes_over_is_lost_in_turn(job, fact):
     assert loop.active() == ["node-1", other]
     assert all(p["checkpoint"]["trust"] == "certified" for p in loop.plans()[1:])
     assert loop.losses(0).keys() == set(range(1, 121))
+
+
+def test_two_standbys_are_consumed_one_after_the_other(waiting):
+    """Each takes the slot of the machine before it."""
+    loop = waiting(nodes="2:4", nproc=1)
+    loop.start_all("node-1", "node-2", "node-3", "node-4")
+    loop.wait_running(0)
+    loop.kill_machine("node-2")
+    loop.wait_running(1)
+    assert loop.active() == ["node-1", "node-3"]
+    loop.kill_machine("node-3")
+    loop.wait_running(2)
+    assert loop.active() == ["node-1", "node-4"]
+    loop.finish_well("node-1", "node-4")
+    loop.assert_one_writer()
+
+
+@pytest.mark.long
+def test_twenty_restarts_in_a_row(job):
+    """One worker is killed twenty times; torchrun's budget of four is never touched, and no step is lost."""
+    policy = "schema_version = 1\n[recovery]\npublish_ms = 50\nrestarts_before_replace = 1000\n"
+    loop = job("--steps", "700", "--step-s", "0.02", nodes="1:1", policy=policy)
+    loop.start_all("node-1")
+    for generation in range(20):
+        loop.wait_resumed(generation, 120)
+        retained = len(loop.events("checkpoint_captured"))
+        loop.wait_for(lambda seen=retained: len(loop.events("checkpoint_captured")) > seen, "a newer step")
+        kill_trainer(loop, "node-1")
+        loop.wait_plan(generation + 2)
+    assert loop.wait_exit("node-1", 180) == 0, loop.standing()
+    assert [p["action"] for p in loop.plans()] == ["start"] + ["restart"] * 20
+    assert loop.losses(0).keys() == set(range(1, 701))
+
+
+@pytest.mark.long
+def test_the_decider_is_paused_for_twenty_seconds(waiting):
+    """Embedded: nobody can decide, so the others work on; it wakes up and takes nobody for lost."""
+    loop = waiting(nodes="3:3", nproc=1)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    os.kill(loop.agents["node-1"].process.pid, signal.SIGSTOP)
+    time.sleep(20)
+    os.kill(loop.agents["node-1"].process.pid, signal.SIGCONT)
+    time.sleep(5)  # long enough to take somebody for lost
+    assert all(len(loop.beats(rank)) == 1 for rank in range(3)), loop.standing()
+    loop.finish_well("node-1", "node-2", "node-3")
+    assert len(loop.plans()) == 1
+    loop.assert_one_writer()
+
+
+@pytest.fixture
+def secret(tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(b"a secret of this test's run only")
+    return {"LM_RESILIENCY_SECRET_FILE": str(path)}
+
+
+def test_a_paused_decider_wakes_up_after_another_took_over(waiting, postgres_url, secret):
+    """With a database: its workers end though it is frozen, the standby takes the slot, and it comes back as one."""
+    loop = waiting(nodes="2:3", nproc=1, log_url=postgres_url, environ=secret)
+    loop.start_all("node-1", "node-2", "node-3")
+    loop.wait_running(0)
+    os.kill(loop.agents["node-1"].process.pid, signal.SIGSTOP)
+    loop.wait_running(1)
+    assert loop.active() == ["node-3", "node-2"]
+    os.kill(loop.agents["node-1"].process.pid, signal.SIGCONT)
+    loop.wait_joined(4)
+    loop.finish_well("node-1", "node-2", "node-3")
+    assert [p["to_generation"] for p in loop.plans()] == [0, 1], loop.told()
+    loop.assert_one_writer()
+
+
+@pytest.mark.long
+def test_the_database_is_away_for_a_minute(waiting, own_postgres, secret):
+    """No worker stops, and a crash that falls into it is decided about once it is back."""
+    loop = waiting(nodes="2:2", nproc=1, log_url=own_postgres.url, environ=secret)
+    loop.start_all("node-1", "node-2")
+    loop.wait_running(0)
+    own_postgres.stop("immediate")
+    time.sleep(60)
+    assert [len(loop.beats(rank)) for rank in (0, 1)] == [1, 1], loop.standing()
+    kill_trainer(loop, "node-2")
+    own_postgres.start()
+    loop.wait_running(1)
+    assert loop.told()[1:] == [("restart", "process_crash")]
+    loop.finish_well("node-1", "node-2")
+    loop.assert_one_writer()

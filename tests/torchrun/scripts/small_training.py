@@ -21,6 +21,7 @@ parser.add_argument("--poison-at", type=int, default=None, help="a trained param
 parser.add_argument("--save", default=None, help="rank 0 saves the model to this file at --save-at, slowly at first")
 parser.add_argument("--save-at", type=int, default=None)
 parser.add_argument("--dcp", default=None, help="folder for a distributed checkpoint of the model every 20 steps")
+parser.add_argument("--evaluate-at", type=int, default=None, help="rank 0 evaluates for 8 s after this step")
 args = parser.parse_args()
 
 rank = int(os.environ["RANK"])
@@ -72,6 +73,14 @@ for epoch in range(10_000):
             saved = checkpoint.async_save(
                 {"model": model.module.state_dict()}, checkpoint_id=f"{args.dcp}/{step}", process_group=saving_group
             )
+        if step == args.evaluate_at:
+            model.eval()
+            if rank == 0:
+                with torch.no_grad():
+                    model(x)
+                    time.sleep(8)
+            dist.barrier()
+            model.train()
         if step == args.save_at and rank == 0:
             begun = Path(f"{args.save}.begun")
             if not begun.exists():
