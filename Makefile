@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-all test-frameworks check bench clean
+.PHONY: install demo test test-all test-frameworks check bench chaos clean
 
 install: $(STAMP)
 
@@ -34,6 +34,12 @@ check: install
 
 bench: install
 	$(BIN)/python -m lmr.integrations.operate.main bench
+
+# Real faults by chance against a real training; the same SEED gives the same faults.
+MINUTES ?= 10
+SEED ?= 1
+chaos: install
+	$(BIN)/python tests/chaos/run.py --minutes $(MINUTES) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info
