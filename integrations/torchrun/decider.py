@@ -203,6 +203,8 @@ class Decider:
             self._server.close()
         for session in list(self._sessions.values()):
             session.channel.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1)
         await self._writing.stop()
         await asyncio.to_thread(self._give_back)
 
@@ -213,7 +215,10 @@ class Decider:
             log.warning("lease_not_released", why=str(error))
 
     def _spawn(self, work: Any) -> None:
-        task = self._loop.create_task(work)
+        self._keep(self._loop.create_task(work))
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        """Cancel this one when the decider stops."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -483,6 +488,8 @@ class Decider:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel: AsyncChannel | None = None
         session: Session | None = None
+        if (task := asyncio.current_task()) is not None:
+            self._keep(task)
         try:
             channel = await asyncio.wait_for(AsyncChannel.open(reader, writer, self._secret, "server"), HELLO_S)
             hello = await asyncio.wait_for(channel.recv(), HELLO_S)
@@ -496,6 +503,9 @@ class Decider:
             log.warning("link_refused", why=str(error), peer=str(writer.get_extra_info("peername")))
         except (OSError, EOFError, asyncio.TimeoutError):
             pass
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise  # when it stops, asyncio's streams would print a cancelled connection as a failure
         finally:
             writer.close()
             if session is not None and self._sessions.get(session.node) is session and not self._stopping:

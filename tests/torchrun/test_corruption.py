@@ -69,6 +69,7 @@ def test_a_flipped_bit_in_one_of_three_replicas_is_named_by_the_other_two(job):
     assert [d["ranks"] for d in loop.events("state_diverged")] == [[1]]
 
 
+@pytest.mark.long
 def test_a_flipped_bit_in_one_of_two_replicas_is_named_by_its_own_continuity(job):
     """Two that differ cannot say who is right; the one whose state changed while nobody wrote to it can be named."""
     loop = damaged(job, "none", 2, 1, POLICY.format(compare="true", continuity="true"))
@@ -78,6 +79,7 @@ def test_a_flipped_bit_in_one_of_two_replicas_is_named_by_its_own_continuity(job
     ]
 
 
+@pytest.mark.long
 def test_a_flipped_bit_in_a_part_only_one_rank_holds_is_found_without_a_peer(job):
     """Fully sharded: nobody else has this part, so nobody could have compared it."""
     loop = damaged(job, "full", 2, 1, POLICY.format(compare="true", continuity="true"))

@@ -30,6 +30,7 @@ def test_a_standby_with_another_environment_and_script_is_passed_over(job, tmp_p
     loop.finish_well("node-1", "node-3", "node-4")
 
 
+@pytest.mark.long
 def test_a_switched_off_detector_says_nothing(job):
     """`drift.enabled = false`, and another variable."""
     policy = "schema_version = 1\n[replay.drift]\nenabled = false\n"

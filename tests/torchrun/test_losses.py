@@ -42,6 +42,7 @@ def flip_a_byte_of_each_replica(loop, node):
     return len(flipped)
 
 
+@pytest.mark.long
 def test_a_promoted_standby_finds_its_shard_at_home(pair, undisturbed):
     """The standby had a copy of each slot; nothing has to travel."""
     loop = pair(nodes="2:3")

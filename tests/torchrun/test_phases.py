@@ -29,6 +29,7 @@ def test_a_machine_is_lost_before_the_commit(waiting):
     loop.assert_one_writer()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fact", ["plan_committed", "generation_started", "state_restored"])
 def test_the_node_that_takes_over_is_lost_in_turn(job, fact):
     """At the barrier, while it restores, before its first step: the next standby takes the slot, no step is lost."""
@@ -56,6 +57,7 @@ def test_the_node_that_takes_over_is_lost_in_turn(job, fact):
     assert loop.losses(0).keys() == set(range(1, 121))
 
 
+@pytest.mark.long
 def test_two_standbys_are_consumed_one_after_the_other(waiting):
     """Each takes the slot of the machine before it."""
     loop = waiting(nodes="2:4", nproc=1)
@@ -111,6 +113,7 @@ def secret(tmp_path):
     return {"LM_RESILIENCY_SECRET_FILE": str(path)}
 
 
+@pytest.mark.long
 def test_a_paused_decider_wakes_up_after_another_took_over(waiting, postgres_url, secret):
     """With a database: its workers end though it is frozen, the standby takes the slot, and it comes back as one."""
     loop = waiting(nodes="2:3", nproc=1, log_url=postgres_url, environ=secret)

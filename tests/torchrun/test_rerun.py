@@ -17,6 +17,7 @@ seeds = 1
 """
 
 
+@pytest.mark.long
 def test_the_one_of_two_that_computes_wrongly_is_replaced(job):
     """The wrong sums are averaged into both replicas, so no comparison of state can see them."""
     loop = job("--steps", "120", "--wrong", "1:40", script=SCRIPT, nodes="2:3", nproc=1, policy=POLICY)

@@ -19,6 +19,7 @@ def children(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.long
 def test_a_dead_loader_worker_is_a_software_error_of_its_rank(job):
     """Killed while training, then in the middle of a restore: a restart each time, and no copy is blamed."""
     loop = job("shuffle", "--steps", "90", "--lose-worker-in", "1", nodes="2:2", nproc=1, script=SAMPLED)

@@ -117,6 +117,7 @@ def test_a_node_that_is_told_to_end_hands_its_newest_step_over(pair, undisturbed
     assert " saved " in loop.agents["node-2"].text()
 
 
+@pytest.mark.long
 def test_all_memory_is_gone_and_the_scripts_own_checkpoint_is_taken(pair, undisturbed, tmp_path):
     """It saves its model only, asynchronously; what that lacks went along, so even the next batch is the same."""
     loop = pair("--dcp", str(tmp_path / "dcp"), name="durable")
