@@ -1,8 +1,11 @@
 """A warm trainer finds what a cold one finds; only torch is there already."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,11 +55,10 @@ def preloaded():
 
 def test_a_lost_warm_process_costs_the_next_start_only_time(job, pytestconfig, monkeypatch):
     """Its trainers die with it; the run restarts, cold or from a new one."""
-    import os
-    import signal
-
-    loop = job("--steps", "60", nodes="1:1")
+    loop = job("--steps", "200", nodes="1:1")
     loop.start("node-1")
+    serves = f"-{loop.agents['node-1'].process.pid}-"
+    loop.wait_for(lambda: any("lmr-warm-" in s and serves in s for s in listening()), "the warm process to serve")
     loop.train_until(5)
     os.kill(max(loop.trainers("node-1").items())[1], signal.SIGKILL)
     loop.wait_resumed(1)
@@ -68,9 +70,12 @@ def test_a_lost_warm_process_costs_the_next_start_only_time(job, pytestconfig, m
     assert loop.wait_exit("node-1") == 0, loop.standing()
 
 
-def _cmdline(pid):
-    from pathlib import Path
+def listening():
+    """Abstract sockets of this machine."""
+    return Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()
 
+
+def _cmdline(pid):
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
