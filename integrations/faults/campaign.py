@@ -15,7 +15,6 @@ strikes the same place again.
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -25,11 +24,7 @@ from typing_extensions import Self
 
 from lmr.integrations.faults.effects import EFFECTS
 from lmr.integrations.faults.errors import CampaignInvalid
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from lmr.integrations.toml_file import read_toml
 
 ENV_CAMPAIGN = "LMR_FAULT_CAMPAIGN"
 """Path of the campaign; without it the part that runs in trainers cannot even be imported."""
@@ -161,12 +156,7 @@ def load_campaign(path: Path) -> Campaign:
     Raises:
         CampaignInvalid: unreadable, not TOML, or a key that is unknown, missing or not allowed so.
     """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CampaignInvalid(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CampaignInvalid(f"{path}: not TOML: {error}") from None
+    table = read_toml(path, CampaignInvalid)
     for fault in table["faults"] if isinstance(table.get("faults"), list) else []:
         if isinstance(fault, dict) and isinstance(fault.get("step"), list):
             fault["step"] = tuple(fault["step"])  # TOML has no tuples, and nothing else is converted

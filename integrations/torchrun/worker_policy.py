@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -13,12 +12,8 @@ from lmr.engine.canonical import canonical_bytes
 from lmr.engine.policy import RecoveryPolicy
 from lmr.integrations.gemini.checkpoint_policy import CheckpointPolicy
 from lmr.integrations.scout.replay_policy import ReplayPolicy
+from lmr.integrations.toml_file import read_toml
 from lmr.integrations.torchrun.errors import ConfigInvalid
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class WorkerPolicy(BaseModel):
@@ -60,12 +55,7 @@ def load_worker_policy(path: Path) -> WorkerPolicy:
     Raises:
         ConfigInvalid: unreadable, not TOML, no `schema_version`, an unknown or ill-typed key.
     """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigInvalid(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigInvalid(f"{path}: not TOML: {error}") from None
+    table = read_toml(path, ConfigInvalid)
     if "schema_version" not in table:
         raise ConfigInvalid(f"{path}: key 'schema_version' is missing; allowed: 1")
     try:
