@@ -253,6 +253,16 @@ class ShardReader:
         self._on_device = frozenset(self.tree.get("on_device", []))
         self._parts = frozenset(self.tree.get("parts", []))
 
+    def fits(self, name: str, target: torch.Tensor) -> bool:
+        """Whether a live tensor can take the captured one over: same kind, shape, element type and sort of device."""
+        entry, part = self.entries[name], local(target)
+        return (
+            (name in self._parts) == (part is not target)
+            and (name in self._on_device) == (part.device.type != "cpu")
+            and entry.shape == tuple(part.shape)
+            and entry.dtype == str(part.dtype).removeprefix("torch.")
+        )
+
     def copy_into(self, name: str, target: torch.Tensor) -> None:
         """Overwrite a live tensor with the captured one.
 

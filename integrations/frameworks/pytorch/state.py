@@ -13,7 +13,7 @@ from lmr.integrations.frameworks.pytorch import ddp, rng, sharding
 from lmr.integrations.frameworks.pytorch.loaders import Loaders
 from lmr.integrations.frameworks.pytorch.objects import Objects, replicated
 from lmr.integrations.gemini import codec
-from lmr.integrations.gemini.capture import Change, Collection, ShardReader, local
+from lmr.integrations.gemini.capture import Change, Collection, ShardReader
 from lmr.integrations.gemini.errors import ShardMismatch
 from lmr.integrations.gemini.shard import Section
 
@@ -276,19 +276,22 @@ def _write_optimizer(
         if g >= len(keys) or i >= len(keys[g]):
             raise ShardMismatch("topology_mismatch", f"optimizer {number} has no parameter {place} any more")
         parameter = keys[g][i]
-        state = reader.decode(captured, parameter)
-        optimizer.state[parameter] = _kept(before.get(parameter, {}), state)
+        optimizer.state[parameter] = _restored(reader, captured, parameter, before.get(parameter, {}))
 
 
-def _kept(present: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _restored(
+    reader: ShardReader, captured: dict[str, Any], parameter: torch.Tensor, present: dict[str, Any]
+) -> dict[str, Any]:
     """A parameter's state, in the tensors it already has where they fit: others may hold on to those."""
-    for key, value in state.items():
+    if any(key.startswith("$") for key in captured):
+        return dict(reader.decode(captured, parameter))
+    state = {}
+    for key, body in captured.items():
+        name = body.get("$tensor") if isinstance(body, dict) else None
         old = present.get(key)
-        if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor) and _alike(old, value):
-            local(old).copy_(local(value))
+        if name is not None and isinstance(old, torch.Tensor) and reader.fits(name, old):
+            reader.copy_into(name, old)
             state[key] = old
+        else:
+            state[key] = reader.decode(body, parameter)
     return state
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (type(one), one.shape, one.dtype, one.device) == (type(other), other.shape, other.dtype, other.device)
