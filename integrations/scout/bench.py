@@ -112,12 +112,22 @@ def run(*, quick: bool) -> list[dict[str, object]]:
                 for what in order:
                     turns[what].append(_ask(trainers[what], STEPS_A_TURN))
             hooks = _ask(trainers["on"], "hooks")
+            agent_ns = agent.cpu_ns
+            # At the default interval a short run makes no replay check: one after another here, outside the turns.
+            trainers["replays"] = _trainer("on", agent, _replaying(policy))
+            _ask(trainers["replays"], STEPS_A_TURN)
         finally:
             for trainer in trainers.values():
                 trainer.kill()
                 trainer.wait()
             agent.end()
-    return [_compared(turns, agent.cpu_ns), *_numbers(hooks, agent.reruns)]
+    return [_compared(turns, agent_ns), *_numbers(hooks, agent.reruns)]
+
+
+def _replaying(policy: WorkerPolicy) -> WorkerPolicy:
+    """The same with a replay check after every step."""
+    rerun = policy.replay.rerun.model_copy(update={"every_steps": 1})
+    return policy.model_copy(update={"replay": policy.replay.model_copy(update={"rerun": rerun})})
 
 
 def _compared(turns: dict[str, list[dict[str, int]]], agent_ns: int) -> dict[str, object]:

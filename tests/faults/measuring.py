@@ -82,7 +82,6 @@ class Outcome:
     """What a case came to, as it stands in the table. Times in ms since the fault struck."""
 
     name: str
-    hurt: str = ""
     detected: str | None = None
     named: tuple[str, ...] = ()
     right: bool = False
@@ -223,7 +222,7 @@ def undisturbed(group: Group, folder: Path) -> list[dict[str, Any]]:
     if key not in _undisturbed:
         own = folder / f"{group.name}-undisturbed"
         own.mkdir(parents=True)
-        job = torchrun.Job(own, _command(group, own), nodes="1", nproc=WORLD, backend="c10d")
+        job = torchrun.Job(own, _command(group, own, step_s=0), nodes="1", nproc=WORLD, backend="c10d")
         try:
             job.start("alone")
             assert job.wait_exit("alone", LONG_S) == 0, job.standing()
@@ -269,5 +268,14 @@ def _what_became_of(case: Case, job: InjectedJob, whole: list[dict[str, Any]]) -
     return "same result, later" if case.effect == "delay" else "nothing"
 
 
-def _command(group: Group, own: Path) -> list[str]:
-    return [str(SCRIPT), "--out", str(own / "log"), "--steps", str(group.steps), "--step-s", "0.05", *group.arguments]
+def _command(group: Group, own: Path, step_s: float = 0.05) -> list[str]:
+    return [
+        str(SCRIPT),
+        "--out",
+        str(own / "log"),
+        "--steps",
+        str(group.steps),
+        "--step-s",
+        str(step_s),
+        *group.arguments,
+    ]

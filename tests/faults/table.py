@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cases import GROUPS, Case
-from measuring import Outcome, hurt, measure
+from measuring import hurt, measure
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured.json"
@@ -27,7 +27,7 @@ HEAD = (
 
 def render(measured: dict) -> str:
     """The table as it stands in the docs, for what was measured."""
-    rows = [_row(case, measured["outcomes"].get(case.name)) for group in GROUPS for case in group.cases]
+    rows = [_row(case, measured) for group in GROUPS for case in group.cases]
     lines = [HEAD, "|---|---|---|---|---|---|---|---|---|---|---|---|", *rows]
     loads = [outcome["load"] for outcome in measured["outcomes"].values()]
     said = (
@@ -36,17 +36,18 @@ def render(measured: dict) -> str:
     return "\n".join([*lines, "", f"{said}{min(loads)} to {max(loads)}."])
 
 
-def _row(case: Case, outcome: dict | None) -> str:
+def _row(case: Case, measured: dict) -> str:
+    outcome = measured["outcomes"].get(case.name)
     if outcome is None:
         return f"| {case.name} | not measured yet |" + " - |" * 10
 
     def ms(name: str) -> str:
         return "-" if outcome[name] is None else f"{outcome[name]:,} ms"
 
-    named = ", ".join(outcome["named"]) or ("nobody" if outcome["detected"] else "-")
+    named = ", ".join(outcome["named"]) or (f"nobody: {case.note}" if outcome["detected"] else "-")
     cells = [
         case.name,
-        outcome["hurt"],
+        measured["hurt"][case.name],
         f"`{outcome['detected']}`" if outcome["detected"] else f"**not seen**: {case.note}",
         named,
         "yes" if outcome["right"] else "no",
@@ -71,23 +72,26 @@ def write(measured: dict) -> None:
 
 
 def main(wanted: list[str]) -> None:
-    """Measure the groups named, or all; what was not measured now keeps what it had."""
-    found = {}
+    """Measure the groups named, or all; what was not measured now keeps what it had.
+
+    What a fault does without us is measured once: remove it from the record to see it again.
+    """
+    measured = json.loads(MEASURED.read_text())
     with tempfile.TemporaryDirectory(prefix="lmr-faults-") as name:
         for group in GROUPS:
             if wanted and group.name not in wanted:
                 continue
-            outcomes: list[Outcome] = measure(group, Path(name))
-            load = os.getloadavg()[1]
-            for case, outcome in zip(group.cases, outcomes, strict=True):
-                outcome.hurt = hurt(case, group, Path(name))
-                found[case.name] = {**asdict(outcome), "load": round(load)}
+            for case in group.cases:
+                if case.name not in measured["hurt"]:
+                    measured["hurt"][case.name] = hurt(case, group, Path(name))
+                    write(measured)
+                    print(case.name, measured["hurt"][case.name], flush=True)
+            for outcome in measure(group, Path(name)):
                 print(json.dumps(asdict(outcome)), flush=True)
-    measured = json.loads(MEASURED.read_text()) if MEASURED.exists() else {"outcomes": {}}
-    measured["outcomes"] |= found
-    measured["machine"] = f"{os.cpu_count()} shared cores ({platform.machine()})"
-    measured["torch"] = metadata.version("torch").partition("+")[0]
-    write(measured)
+                measured["outcomes"][outcome.name] = {**asdict(outcome), "load": round(os.getloadavg()[1])}
+            measured["machine"] = f"{os.cpu_count()} shared cores ({platform.machine()})"
+            measured["torch"] = metadata.version("torch").partition("+")[0]
+            write(measured)
 
 
 if __name__ == "__main__":
