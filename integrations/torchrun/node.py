@@ -284,7 +284,8 @@ class NodeRuntime:
         self._workers = self._around.workers(name, self._reports.started, self._exited, self._trainer_said)
         if self._config.worker_policy.enable_checkpoint:
             await self._start_vault()
-        await self._connect()
+        self._dial()
+        await self._welcomed()
         self._observe()
         self._spawn(self._watch())
 
@@ -380,9 +381,24 @@ class NodeRuntime:
         """Whether another agent can take over from the decider."""
         return self._hosting is not None and self._hosting.can_move
 
-    async def _connect(self) -> None:
+    async def _welcomed(self) -> None:
+        """Wait until the run has taken this agent; a life lost meanwhile is followed by the next, which counts too."""
+        assert self._welcome is not None
+        try:
+            await asyncio.wait_for(self._welcome, self._config.join_timeout_ms / 1000)
+        except asyncio.TimeoutError:
+            raise AdmissionRefused(
+                "the run did not answer within the join timeout: is its secret (LM_RESILIENCY_SECRET_FILE) this node's?"
+            ) from None
+
+    def _dial(self) -> None:
+        """A link of the present life, and no other."""
         assert self._locate is not None
-        self._welcome = self._loop.create_future()
+        if self._welcome is None or self._welcome.done():
+            self._welcome = self._loop.create_future()
+        if self._link is not None and self._link_task is not None:
+            self._link.abandon()
+            self._link_task.cancel()
         timeout_s = self._config.heartbeat_timeout_ms / 1000
         silence_s = timeout_s if self._can_move else None
         self._link = Link(
@@ -395,12 +411,6 @@ class NodeRuntime:
             self._around.clock,
         )
         self._link_task = self._loop.create_task(self._link.run(self._locate))
-        try:
-            await asyncio.wait_for(self._welcome, self._config.join_timeout_ms / 1000)
-        except asyncio.TimeoutError:
-            raise AdmissionRefused(
-                "the run did not answer within the join timeout: is its secret (LM_RESILIENCY_SECRET_FILE) this node's?"
-            ) from None
 
     def _hello(self) -> dict[str, Any]:
         return {
@@ -492,14 +502,14 @@ class NodeRuntime:
         self._identity = replace(self._identity, incarnation=self._around.identify(None).incarnation)
         self._restorable = self._arrival = None
         self._set({"displaced": self._current.mine is not None, "mine": None})
-        self._spawn(self._rejoin())
+        waited_for = self._welcome is not None and not self._welcome.done()
+        self._dial()
+        if not waited_for:  # else it was lost before it was welcomed, and who waits for that goes on waiting
+            self._spawn(self._rejoin())
 
     async def _rejoin(self) -> None:
-        if self._link is not None and self._link_task is not None:
-            self._link.abandon()
-            self._link_task.cancel()
         try:
-            await self._connect()
+            await self._welcomed()
         except AdmissionRefused as refused:
             self._end(refused.reason, refused.exit_code)
 

@@ -61,10 +61,17 @@ class Network:
         """Some connection breaks."""
         ends = [end for end in self._ends if not end.is_closing()]
         if ends:
-            end = self.world.chance.choice(ends)
-            self.world.note("network", f"reset {end.process.host} - {end.peer.process.host}")
-            for side in (end, end.peer):
-                self.world.after(self.latency_s(), side.broken, side.process)
+            self._reset(self.world.chance.choice(ends))
+
+    def reset_all(self, host: str) -> None:
+        """Every connection of a machine breaks."""
+        for end in [end for end in self._ends if end.process.host == host and not end.is_closing()]:
+            self._reset(end)
+
+    def _reset(self, end: End) -> None:
+        self.world.note("network", f"reset {end.process.host} - {end.peer.process.host}")
+        for side in (end, end.peer):
+            self.world.after(self.latency_s(), side.broken, side.process)
 
     def power_on(self, host: str) -> None:
         """The machine is there again, with nothing running."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from lmr.engine.events import NodeLost, PlanCommitted
+from lmr.engine.events import NodeJoined, NodeLost, PlanCommitted
+from lmr.integrations.torchrun.config import BackendConfig
 from simulation.history import DATABASE_HOST, History, Shape, quiet
 
 CUT_AT_S = 3.0
@@ -17,9 +19,19 @@ HOST = {node: f"10.0.0.{number}" for number, node in enumerate(NODES, 1)}
 class Scene(History):
     """Four nodes that start one after the other, and one cut."""
 
-    def __init__(self, side: set[str], seconds: float, *, embedded: bool, seed: int) -> None:
-        shape = Shape(embedded, min_nodes=3, max_nodes=4, nproc=1, steps=60, faults=0, checkpoints=True)
+    def __init__(
+        self,
+        side: set[str],
+        seconds: float,
+        *,
+        embedded: bool,
+        seed: int,
+        steps: int = 60,
+        join_timeout_ms: int = 60_000,
+    ) -> None:
+        shape = Shape(embedded, min_nodes=3, max_nodes=4, nproc=1, steps=steps, faults=0, checkpoints=True)
         super().__init__(seed, shape)
+        self._join_timeout_ms = join_timeout_ms
         self.faults_end_s = CUT_AT_S + seconds
         self._lossy = 0.0
         self._cut_off = (side, seconds)
@@ -29,6 +41,17 @@ class Scene(History):
             self.world.at(0.3 * number, lambda node=node: self.start(node))
         self.world.at(CUT_AT_S, lambda: self.cut(*self._cut_off))
         self.world.at(self.faults_end_s, self._all_well)
+
+    def _config(self, node: str) -> BackendConfig:
+        return replace(super()._config(node), join_timeout_ms=self._join_timeout_ms)
+
+    def cut_again(self, node: str, joins: int, seconds: float) -> None:
+        """Once the log has so many joins of a node: cut it off before it is told, with all its connections broken."""
+        if sum(data.node == node for _, data in self.said(NodeJoined)) < joins:
+            self.world.after(0.0001, lambda: self.cut_again(node, joins, seconds))
+            return
+        self.cut({HOST[node]}, seconds)
+        self.network.reset_all(HOST[node])
 
     def said(self, kind: type) -> list[tuple[float, object]]:
         """When events of a kind were recorded, in the world's seconds, and what they say."""
@@ -66,6 +89,18 @@ def test_a_node_cut_off_is_replaced_by_the_standby(scene):
     found = scene({HOST["node-2"]}, 6, embedded=True)
     assert [plan.plan.action for plan in found.plans] == ["start", "replace"]
     assert [a.node for a in found.plans[1].plan.assignments] == ["node-1", "node-4", "node-3"]
+
+
+def test_a_node_lost_again_before_it_was_welcomed_joins_once_more():
+    """Its third life is waited for as its second was; nothing of the second ends the agent later."""
+    scene = Scene({HOST["node-2"]}, 6, embedded=True, seed=1, steps=1_500, join_timeout_ms=12_000)
+    scene.faults_end_s = CUT_AT_S + 18
+    scene.world.at(CUT_AT_S + 5, lambda: scene.cut_again("node-2", 2, 6))
+    assert scene.play() == [], "\n".join(scene.world.history)
+    assert scene.closed == "succeeded"
+    assert [data.node for _, data in scene.said(NodeLost)] == ["node-2", "node-2"]
+    assert len({data.incarnation for _, data in scene.said(NodeJoined) if data.node == "node-2"}) == 3
+    assert [agent.exit_code for agent in scene.agents if agent.node == "node-2"] == [0]
 
 
 def test_a_short_cut_costs_a_restart_at_most(scene):
