@@ -53,8 +53,14 @@ class AtRestDetector:
         return found
 
     def vouches(self, standing: Standing, step: int) -> bool:
-        """Whether every live rank found its state of `step` as it had been left, and nobody's is damaged."""
+        """Whether every live rank found its state of `step` as it had been left, and nobody's is damaged.
+
+        Damage of an earlier step speaks against every later one, until it is judged and nobody is accused.
+        """
         views = standing.views()
-        if self.named or len(views) < len(standing.live) or any(v.damaged_step == step for v in views):
+        if self.named or len(views) < len(standing.live):
+            return False
+        damaged = {v.damaged_step for v in views if v.damaged_step is not None}
+        if any(found == step or (found < step and found not in self._said) for found in damaged):
             return False
         return all(v.checked_step is not None and v.checked_step >= step for v in views)

@@ -299,6 +299,21 @@ def test_a_step_is_vouched_for_once_every_rank_has_found_its_state_again() -> No
     assert off.vouches(40)
 
 
+def test_no_step_after_damage_is_vouched_for_until_the_damage_is_judged() -> None:
+    """What the step before it needs is kept that long: the run may have to go back behind the damage."""
+    made = scout(world=3)
+    made.heard(message(stepping(0, 44, 43), stepping(1, 44, 43), stepping(2, 44, 43, 41)), 1_000)
+    assert made.vouches(40)
+    assert not made.vouches(43)
+    assert made.tick(1_000) == [verdict(41, "corrupt", (2,), 3)]
+    assert not made.vouches(43)
+    shared = scout(world=3)
+    shared.heard(message(*[stepping(n, 44, 43, 41) for n in range(3)]), 1_000)
+    assert not shared.vouches(43)
+    assert shared.tick(1_000) == [verdict(41, "inconclusive", (), 3)]
+    assert shared.vouches(43)
+
+
 def test_continuity_can_be_switched_off() -> None:
     made = scout(ReplayPolicy(continuity=ContinuityPolicy(enabled=False)), world=1)
     assert tell(made, stepping(0, 41, 40, 40)) == []
