@@ -5,8 +5,8 @@ A connection opens with a nonce from each side (`hello_bytes`, 16 bytes, sent by
     length (4 bytes, big endian) | HMAC-SHA256 (32 bytes) | payload
 
 The key is derived from the run's secret and both nonces, so a recorded connection cannot be played back; the MAC
-covers direction and a counter, so a frame cannot be repeated, reordered or reflected. Payloads are JSON objects for
-control and raw bytes for state. Nothing is ever unpickled.
+covers direction and a counter, so a frame cannot be repeated, reordered or reflected. Payloads are JSON objects.
+State travels between frames as it is, and is checked by digests that a frame named. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -145,44 +145,29 @@ class Channel:
 
     def _fill(self, view: memoryview) -> None:
         while view:
-            got = self.sock.recv_into(view)
-            if not got:
-                raise ConnectionResetError("the peer closed the connection")
-            view = view[got:]
-
-    def send_bytes(self, payload: bytes | memoryview) -> None:
-        """Send one raw frame."""
-        self.sock.sendall(self.seal.header(payload))
-        self.sock.sendall(payload)
-
-    def recv_bytes(self) -> bytes:
-        """Receive one raw frame."""
-        header = self._exactly(HEADER_BYTES)
-        payload = self._exactly(Seal.length(header))
-        self.seal.check(header, payload)
-        return payload
-
-    def recv_bytes_into(self, view: memoryview) -> int:
-        """Receive one raw frame into `view`; returns its length.
-
-        Raises:
-            WireError: the frame does not fit, or fails authentication.
-        """
-        header = self._exactly(HEADER_BYTES)
-        length = Seal.length(header)
-        if length > len(view):
-            raise WireError(f"a frame of {length} bytes does not fit into the {len(view)} that are left")
-        self._fill(view[:length])
-        self.seal.check(header, view[:length])
-        return length
+            view = view[self.recv_unsealed_into(view) :]
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one control message."""
-        self.send_bytes(encode(message))
+        self.sock.sendall(self.seal.seal(encode(message)))
 
     def recv(self) -> dict[str, Any]:
         """Receive one control message."""
-        return decode(self.recv_bytes())
+        header = self._exactly(HEADER_BYTES)
+        payload = self._exactly(Seal.length(header))
+        self.seal.check(header, payload)
+        return decode(payload)
+
+    def send_unsealed(self, payload: bytes | memoryview) -> None:
+        """Send bytes as they are: only what the receiver checks by digests it was given in a frame."""
+        self.sock.sendall(payload)
+
+    def recv_unsealed_into(self, view: memoryview) -> int:
+        """Receive some bytes as they are; returns how many. They are worth nothing until their digest was checked."""
+        got = self.sock.recv_into(view)
+        if not got:
+            raise ConnectionResetError("the peer closed the connection")
+        return got
 
     def close(self) -> None:
         """Close the socket; safe to call twice."""

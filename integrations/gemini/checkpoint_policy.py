@@ -51,7 +51,10 @@ class CheckpointPolicy(BaseModel):
         5, ge=1, description="how often a broken transfer is begun again before it is given up"
     )
     chunk_bytes: int = Field(
-        4 * 1024 * 1024, ge=64 * 1024, le=8 * 1024 * 1024, description="size of one frame of state between vaults"
+        4 * 1024 * 1024,
+        ge=64 * 1024,
+        le=8 * 1024 * 1024,
+        description="how much state a vault hands to a connection at once",
     )
     restore_wait_s: int = Field(
         900, ge=1, description="seconds a trainer waits until all ranks agree before it reports the restore as failed"

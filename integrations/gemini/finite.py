@@ -7,61 +7,57 @@ not. Numbers are judged by their exponent bits, so that types numpy does not kno
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from lmr.integrations.gemini.digest import Each
 from lmr.integrations.gemini.shard import Entry, ShardMeta, read_entries
-
-if TYPE_CHECKING:
-    import numpy as np
 
 CHUNK_BYTES = 256 * 1024
 """Small enough to stay in a core's cache between the two passes over it."""
 
-_LARGEST: dict[str, tuple[str, int, int]] = {
-    "float64": ("u8", 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
-    "complex128": ("u8", 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
-    "float32": ("u4", 0x7FFFFFFF, 0x7F800000),
-    "complex64": ("u4", 0x7FFFFFFF, 0x7F800000),
-    "float16": ("u2", 0x7FFF, 0x7C00),
-    "complex32": ("u2", 0x7FFF, 0x7C00),
-    "bfloat16": ("u2", 0x7FFF, 0x7F80),
-    "float8_e5m2": ("u1", 0x7F, 0x7C),
-    "float8_e4m3fn": ("u1", 0x7F, 0x7F),
+_LEAST: dict[str, tuple[int, int]] = {
+    "float64": (8, 0x7FF0000000000000),
+    "complex128": (8, 0x7FF0000000000000),
+    "float32": (4, 0x7F800000),
+    "complex64": (4, 0x7F800000),
+    "float16": (2, 0x7C00),
+    "complex32": (2, 0x7C00),
+    "bfloat16": (2, 0x7F80),
+    "float8_e5m2": (1, 0x7C),
+    "float8_e4m3fn": (1, 0x7F),
 }
-"""By torch's name: the integer of that width, the mask that takes the sign away, the least value that is not finite."""
+"""By torch's name: bytes of a number, and the least positive value that is not finite, read as an integer."""
 
 
 def can_be_checked(dtype: str) -> bool:
     """Whether numbers of this type, named as torch does, can be other than finite and are known here."""
-    return dtype in _LARGEST
+    return dtype in _LEAST
 
 
-def first_nonfinite(memory: memoryview, meta: ShardMeta) -> str | None:
+def first_nonfinite(memory: memoryview, meta: ShardMeta, each: Each = map) -> str | None:
     """The name of the first tensor that must be finite and is not; None when all are.
 
     Args:
         memory: the shard.
         meta: its lengths.
+        each: `map`, or a pool's.
 
     Raises:
         ShardMismatch: the entries do not describe these bytes.
     """
-    for entry in read_entries(memory, meta).values():
-        if entry.finite and not _is_finite(memory, entry):
-            return entry.name
-    return None
+    entries = [entry for entry in read_entries(memory, meta).values() if entry.finite]
+    found = each(lambda entry: _is_finite(memory, entry), entries)
+    return next((entry.name for entry, fine in zip(entries, found, strict=True) if not fine), None)
 
 
 def _is_finite(memory: memoryview, entry: Entry) -> bool:
+    """Whether no number reaches the least that is not finite: positive ones read as signed, negative as unsigned."""
     import numpy as np
 
-    width, mask, least = _LARGEST[entry.dtype]
-    numbers = np.frombuffer(memory[entry.offset : entry.offset + entry.nbytes], dtype=width)
-    count = min(len(numbers), CHUNK_BYTES // numbers.itemsize)
-    room: np.ndarray[Any, Any] = np.empty(count, dtype=width)
-    for at in range(0, len(numbers), max(1, count)):
-        part = numbers[at : at + count]
-        magnitudes = np.bitwise_and(part, numbers.dtype.type(mask), out=room[: len(part)])
-        if int(magnitudes.max()) >= least:
-            return False
-    return True
+    width, least = _LEAST[entry.dtype]
+    signed = np.frombuffer(memory[entry.offset : entry.offset + entry.nbytes], dtype=f"i{width}")
+    unsigned = signed.view(f"u{width}")
+    least_negative = least | 1 << (8 * width - 1)
+    count = CHUNK_BYTES // width
+    return all(
+        int(signed[at : at + count].max()) < least and int(unsigned[at : at + count].max()) < least_negative
+        for at in range(0, len(signed), count)
+    )

@@ -57,11 +57,15 @@ def torch() -> Finding:
 
 
 def digests() -> Finding:
-    """What the vault hashes with."""
-    try:
-        return Finding("xxhash", fine=True, detail=importlib.metadata.version("xxhash"))
-    except importlib.metadata.PackageNotFoundError:
-        return Finding("xxhash", fine=False, detail="not installed", cure="pip install 'lm-resiliency-engine[torch]'")
+    """What state is digested with."""
+    found = []
+    for package in ("blake3", "xxhash"):
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            cure = "pip install 'lm-resiliency-engine[torch]'"
+            return Finding(package, fine=False, detail="not installed", cure=cure)
+    return Finding("digests", fine=True, detail=", ".join(found))
 
 
 def frameworks() -> Finding:

@@ -86,6 +86,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Callab
         "an old Python": patched(sys, "version_info", (3, 9, 18), doctor_machine.python),
         "no torch": broken(lambda: versions(torch=None), doctor_machine.torch),
         "an old torch": broken(lambda: versions(torch="2.9.1+cu128"), doctor_machine.torch),
+        "no blake3": broken(lambda: versions(blake3=None), doctor_machine.digests),
         "no xxhash": broken(lambda: versions(xxhash=None), doctor_machine.digests),
         "an old framework": patched(
             doctor_machine, "installed", lambda: {"DeepSpeed": "0.1.0"}, doctor_machine.frameworks

@@ -16,7 +16,7 @@ BLOCKED = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "numpy", "xxhash") or name.startswith("lmr.integrations"):
+        if name.split(".")[0] in ("torch", "numpy", "xxhash", "blake3") or name.startswith("lmr.integrations"):
             raise AssertionError(f"the tool imports {name}")
 sys.meta_path.insert(0, Refuse())
 from lmr.replay_tool.main import main

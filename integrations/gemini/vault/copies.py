@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from lmr.integrations.gemini import digest, finite
-from lmr.integrations.gemini.digest import ShardDigest
+from lmr.integrations.gemini.digest import Each, ShardDigest
 from lmr.integrations.gemini.errors import ShardMismatch
 from lmr.integrations.gemini.shard import ShardMeta
 from lmr.integrations.gemini.vault.memory import Buffer
@@ -72,19 +73,28 @@ class Copy:
         for shard in self.shards.values():
             shard.buffer.let_go()
 
-    def measure(self) -> tuple[dict[int, ShardDigest], str]:
+    def measure(self, threads: int = 1) -> tuple[dict[int, ShardDigest], str]:
         """Digests of the bytes as they are now, and whether what must be finite is.
 
         Reads all memory, so hold the copy and keep off the loop's thread.
+
+        Args:
+            threads: how many may read at once.
         """
-        found = {rank: _measure(shard) for rank, shard in self.shards.items()}
+        if threads == 1:
+            return self._measure(map)
+        with ThreadPoolExecutor(threads, "measure") as pool:
+            return self._measure(pool.map)
+
+    def _measure(self, each: Each) -> tuple[dict[int, ShardDigest], str]:
+        found = {rank: _measure(shard, each) for rank, shard in self.shards.items()}
         return found, digest.of_slot({rank: (self.shards[rank].meta, found[rank]) for rank in found})
 
 
-def _measure(shard: Shard) -> ShardDigest:
+def _measure(shard: Shard, each: Each) -> ShardDigest:
     memory, meta = shard.buffer.memory, shard.meta
     try:
-        nonfinite = finite.first_nonfinite(memory, meta)
+        nonfinite = finite.first_nonfinite(memory, meta, each)
     except ShardMismatch:  # damaged entries: the digest tells
         nonfinite = None
-    return replace(digest.of_shard(memory, meta), nonfinite=nonfinite)
+    return replace(digest.of_shard(memory, meta, each), nonfinite=nonfinite)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from lmr.integrations.gemini import digest
 from lmr.integrations.gemini.vault.copies import Copy
 from lmr.integrations.gemini.vault.memory import Buffer
@@ -99,28 +101,31 @@ class Filling:
     def receive(self, channel: Channel, need: Need, owner: object) -> None:
         """Take in what was asked for; a chunk that arrives damaged stays missing.
 
+        Chunks are checked on a thread of their own while the next ones arrive; all checks are over at the return.
+
         Raises:
             OSError: the connection broke, or another one has taken over.
-            WireError: a frame was not authentic.
         """
-        for rank, stretches in parse_need(need, self.header).items():
-            memory = self.buffers[rank].memory
-            numbers = iter([number for first, end in need.get(str(rank), []) for number in range(first, end)])
-            waiting = next(numbers, None)
-            for start, end in stretches:
-                at = start
-                while at < end:
-                    at += channel.recv_bytes_into(memory[at:end])
-                    if self._owner is not owner:
-                        raise ConnectionAbortedError("another connection goes on with this transfer")
-                    while waiting is not None and self._spans[rank][waiting][1] <= at:
-                        self._check(rank, waiting)
-                        waiting = next(numbers, None)
+        with ThreadPoolExecutor(1, "check") as checks:
+            for rank, stretches in parse_need(need, self.header).items():
+                memory = self.buffers[rank].memory
+                numbers = iter([number for first, end in need.get(str(rank), []) for number in range(first, end)])
+                waiting = next(numbers, None)
+                for start, end in stretches:
+                    at = start
+                    while at < end:
+                        at += channel.recv_unsealed_into(memory[at:end])
+                        if self._owner is not owner:
+                            raise ConnectionAbortedError("another connection goes on with this transfer")
+                        while waiting is not None and self._spans[rank][waiting][1] <= at:
+                            checks.submit(self._check, rank, waiting)
+                            waiting = next(numbers, None)
 
     def _check(self, rank: int, number: int) -> None:
+        """Count a chunk as here; never as missing again, since another connection may have brought it meanwhile."""
         start, end = self._spans[rank][number]
-        found = digest.of_chunk(self.buffers[rank].memory[start:end])
-        self._have[rank][number] = found == self.header.shards[rank][1].chunks[number]
+        if digest.of_chunk(self.buffers[rank].memory[start:end]) == self.header.shards[rank][1].chunks[number]:
+            self._have[rank][number] = True
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:

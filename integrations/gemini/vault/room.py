@@ -392,7 +392,7 @@ class Room:
 
     def measure(self, copy: Copy, done: Callable[[Copy, dict[int, ShardDigest], str], None]) -> None:
         """Measure a copy again, for certain; `done` is called on the reactor's thread."""
-        self._hasher.measure(copy, done)
+        self._hasher.measure(copy, done, idle_cores=True)
 
     def fact_of(self, copy: Copy) -> dict[str, Any]:
         """What is said of a copy, as `{"kind", "data"}`."""

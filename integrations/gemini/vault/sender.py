@@ -28,7 +28,7 @@ class Sender:
         secret: the run's secret.
         timeout_s: how long a silent peer is waited for.
         attempts: how often one copy is tried.
-        chunk_bytes: size of a frame of state.
+        chunk_bytes: how much state is handed to a connection at once.
         done: called on the sender's thread with the copy and, if it failed for good, why.
     """
 

@@ -60,7 +60,7 @@ class Server:
         ask: runs a callable on the vault's loop and returns its result.
         shelves: the vault's copies.
         timeout_s: how long a silent peer is waited for.
-        chunk_bytes: size of a frame of state.
+        chunk_bytes: how much state is handed to a connection at once.
     """
 
     def __init__(
@@ -179,7 +179,10 @@ class Server:
                 for start, end in asked[rank]:
                     file.seek(shard_at + start)
                     left = end - start
-                    while left and (chunk := file.read(min(left, self._chunk_bytes))):
-                        channel.send_bytes(chunk)
+                    while left:
+                        chunk = file.read(min(left, self._chunk_bytes))
+                        if not chunk:
+                            raise ShardMismatch("digest_mismatch", f"{stored.data} ends early")
+                        channel.send_unsealed(chunk)
                         left -= len(chunk)
                 shard_at += meta.total_bytes

@@ -3,16 +3,17 @@
     client                                     server
     put {copy, digests}             ->
                                     <-         go {need} | have | refused {why}
-    what is needed, in frames       ->
+    what is needed, as it is        ->
                                     <-         stored | refused {why}
 
     get {run, step, slot}           ->
                                     <-         copy {copy, digests} | refused {why}
     need {need}                     ->
-                                    <-         what is needed, in frames
+                                    <-         what is needed, as it is
 
 Digests are of chunks: who receives asks only for chunks it has nowhere, neither from an earlier, broken transfer of
-this copy nor in another copy, and checks each chunk it gets. Every frame is authenticated.
+this copy nor in another copy, and checks each chunk it gets. Every message is a sealed frame; the chunks between them
+are authentic when they have the digests that came in one.
 """
 
 from __future__ import annotations
@@ -149,13 +150,13 @@ def parse_need(body: Any, header: CopyHeader) -> dict[int, list[tuple[int, int]]
 
 
 def send_memory(
-    channel: Channel, memories: dict[int, memoryview], asked: dict[int, list[tuple[int, int]]], frame_bytes: int
+    channel: Channel, memories: dict[int, memoryview], asked: dict[int, list[tuple[int, int]]], at_once_bytes: int
 ) -> None:
     """Send the stretches that are asked for."""
     for rank, stretches in asked.items():
         for start, end in stretches:
-            for at in range(start, end, frame_bytes):
-                channel.send_bytes(memories[rank][at : min(at + frame_bytes, end)])
+            for at in range(start, end, at_once_bytes):
+                channel.send_unsealed(memories[rank][at : min(at + at_once_bytes, end)])
 
 
 def verify(header: CopyHeader, memories: dict[int, memoryview]) -> None:
