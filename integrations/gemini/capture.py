@@ -6,6 +6,7 @@ import mmap
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,8 @@ from lmr.integrations.gemini.traces import Trace, Tracer
 
 Change = Literal["anywhere", "step", "never"]
 """When a tensor is written to: at any time; only while an optimizer steps, as what is trained; not at all."""
+
+_WORTH_A_THREAD_BYTES = 256 * 1024
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -240,13 +243,16 @@ class ShardReader:
     Args:
         memory: the shard.
         meta: its lengths.
+        threads: how many may copy large tensors at once. With one, every copy is complete at the return.
 
     Raises:
         ShardMismatch: the bytes are not a shard.
     """
 
-    def __init__(self, memory: mmap.mmap, meta: ShardMeta) -> None:
+    def __init__(self, memory: mmap.mmap, meta: ShardMeta, threads: int = 1) -> None:
         self._memory = memory
+        self._pool = ThreadPoolExecutor(threads, "lmr-restore") if threads > 1 else None
+        self._copies: list[Future[torch.Tensor]] = []
         with memoryview(memory) as look:
             self.entries = read_entries(look, meta)
             self.tree: dict[str, Any] = read_tree(look, meta)
@@ -264,7 +270,7 @@ class ShardReader:
         )
 
     def copy_into(self, name: str, target: torch.Tensor) -> None:
-        """Overwrite a live tensor with the captured one.
+        """Overwrite a live tensor with the captured one; complete when `wait` returns.
 
         Raises:
             ShardMismatch: there is none of this name, shape and dtype.
@@ -279,15 +285,34 @@ class ShardReader:
                 f"{name} is {entry.dtype}{list(entry.shape)} in the shard, {target.dtype}{list(target.shape)} here",
             )
         with torch.no_grad():
-            target.detach().copy_(view(self._memory, entry))
+            self._copy(target.detach(), view(self._memory, entry))
 
-    def fresh(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self._pool is None or source.nbytes < _WORTH_A_THREAD_BYTES or target.device.type != "cpu":
+            target.copy_(source)
+        else:
+            self._copies.append(self._pool.submit(target.copy_, source))
+
+    def wait(self) -> None:
+        """Until all copies are complete."""
+        copies, self._copies = self._copies, []
+        for copy in copies:
+            copy.result()
+
+    def fresh(self, name: str, like: torch.Tensor | None = None, *, later: bool = False) -> torch.Tensor:
         """A new tensor with the captured content.
 
         Args:
             name: of the entry.
             like: whose device and memory format it takes when it was on a device or has the same shape.
+            later: the content may come until `wait` returns.
         """
+        found = self._fresh(name, like)
+        if not later:
+            self.wait()
+        return found
+
+    def _fresh(self, name: str, like: torch.Tensor | None) -> torch.Tensor:
         entry = self.entries[name]
         source = view(self._memory, entry)
         if name in self._parts:
@@ -299,15 +324,15 @@ class ShardReader:
             target = torch.empty_like(like, dtype=source.dtype, device=device, requires_grad=False)
         else:
             target = torch.empty(source.shape, dtype=source.dtype, device=device)
-        return target.copy_(source)
+        self._copy(target, source)
+        return target
 
-    @staticmethod
-    def _fresh_part(name: str, source: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+    def _fresh_part(self, name: str, source: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
         part = None if like is None else local(like)
         if like is None or part is None or part is like or part.shape != source.shape:
             raise ShardMismatch("topology_mismatch", f"{name} is a part of a DTensor, its parameter is not")
         target = torch.empty_like(like, dtype=source.dtype, requires_grad=False)
-        local(target).copy_(source)
+        self._copy(local(target), source)
         return target
 
     def decode(self, tree: Any, like: torch.Tensor | None = None) -> Any:

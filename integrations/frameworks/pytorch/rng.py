@@ -46,7 +46,7 @@ def write(state: dict[str, Any]) -> None:
 
 def of_tensor(state: torch.Tensor) -> str:
     """A generator's state as text."""
-    return _text(bytes(state.cpu().tolist()))
+    return _text(state.cpu().numpy().tobytes())
 
 
 def to_tensor(text: str) -> torch.Tensor:

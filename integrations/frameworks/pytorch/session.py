@@ -38,6 +38,9 @@ from lmr.integrations.gemini.shard import ShardMeta
 from lmr.integrations.scout.pulse import Pulse
 from lmr.integrations.scout.trainer_checks import TrainerChecks
 
+_RESTORE_THREADS = 4
+"""At most; the node's ranks share its cores while they restore."""
+
 
 class Session:
     """One trainer's protection.
@@ -287,7 +290,9 @@ class Session:
             try:
                 wait_s = float(self._context.checkpoint.get("restore_wait_s", 900))
                 self._restored = self._captures.vault().restore(self._context.resume_step, wait_s, self._read_durable)
-                self._reader = ShardReader(self._restored.memory, self._restored.meta)
+                cores = len(os.sched_getaffinity(0)) // self._context.local_world_size
+                threads = min(_RESTORE_THREADS, max(1, cores))
+                self._reader = ShardReader(self._restored.memory, self._restored.meta, threads)
                 if self._reader.tree["step"] != self._context.resume_step:
                     raise ShardMismatch("topology_mismatch", f"the shard is of step {self._reader.tree['step']}")
             except DurableUnreadable as error:

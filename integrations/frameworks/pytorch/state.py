@@ -102,11 +102,12 @@ class TrainingState:
             path = f"optimizer.{number}.group.{g}"
             groups.append(codec.encode(hyper, path, lambda t, p: collection.add(p, t, "own")))
             for i, parameter in enumerate(keys[g]):
-                if parameter not in optimizer.state:
+                state = optimizer.state.get(parameter)
+                if state is None:
                     continue
                 section: Section = "own" if private else sections.get(id(parameter), "own")
                 states[f"{g}.{i}"] = codec.encode(
-                    dict(optimizer.state[parameter]),
+                    dict(state),
                     f"optimizer.{number}.state.{g}.{i}",
                     lambda t, p, s=section: collection.add(p, t, s, "step"),  # type: ignore[misc]
                 )
@@ -157,6 +158,7 @@ class TrainingState:
         for number, body in tree["optimizers"].items():
             optimizer = _match("optimizer", number, optimizers)
             _write_optimizer(optimizer, self._objects.parameters_of(optimizer), int(number), body, reader)
+        reader.wait()
         schedulers, scalers = dict(self._objects.schedulers.alive()), dict(self._objects.scalers.alive())
         for number, body in tree["schedulers"].items():
             _match("scheduler", number, schedulers).load_state_dict(reader.decode(body))
@@ -292,6 +294,8 @@ def _restored(
         if name is not None and isinstance(old, torch.Tensor) and reader.fits(name, old):
             reader.copy_into(name, old)
             state[key] = old
+        elif name is not None:
+            state[key] = reader.fresh(name, parameter, later=True)
         else:
             state[key] = reader.decode(body, parameter)
     return state
