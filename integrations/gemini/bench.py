@@ -23,7 +23,7 @@ from lmr.integrations.gemini.bench_node import BenchNode
 from lmr.integrations.gemini.bench_trainer import MB
 from lmr.integrations.gemini.vault.memory import available_bytes
 
-QUICK_SIZES, ALL_SIZES = (40,), (40, 400, 2000)
+QUICK_SIZES, ALL_SIZES = (40, 400), (40, 400, 2000)
 OTHER = "lm-resiliency==0.2.0"
 BUFFERS = 3
 COPIES_NEEDED = 10
@@ -39,8 +39,9 @@ def run(*, quick: bool) -> list[Row]:
 
     Returns:
         what, size_mb, ours_ms and theirs_ms (medians), ratio (ours to theirs) with low and high, ours_cpu_ms and
-        theirs_cpu_ms (medians, where they were measured: of the loop's thread for a capture or restore, of all
-        processes for a step), pairs. A size that does not fit into memory has one row that says so.
+        theirs_cpu_ms (medians, where they were measured: of the loop's thread for a capture, of the process for a
+        restore, of all processes for a replica and a step), pairs. What a vault takes has ours_mb and theirs_mb
+        instead. A size that does not fit into memory has one row that says so.
     """
     rows: list[Row] = []
     for mb in QUICK_SIZES if quick else ALL_SIZES:
@@ -109,28 +110,34 @@ def _trainer(job: str, environ: dict[str, str], **settings: Any) -> dict[str, An
 
 def _stall(mb: int, *, quick: bool) -> Iterator[Row]:
     """What a step waits for its capture, against a plain copy of the same tensors."""
-    steps = 10 if quick else 20
+    settings = {"mb": mb, "steps": 12 if quick else 24, "buffers": BUFFERS}
     for mode in ("foreground", "background"):
         with BenchNode("one", _policy(mode)) as node:
             node.enter(0)
-            found = _trainer("stall", node.trainer_environ(0, 0), protected=True, mb=mb, steps=steps)
+            found = _trainer("stall", node.trainer_environ(0, 0), protected=True, **settings)
+            taken_mb, bound_mb = (count / MB for count in (node.taken_bytes(), node.hear("memory")["bound_bytes"]))
         yield _pair(f"capture, {mode}: stall of a step / memcpy", mb, found["ours"], found["plain"])
+    what = f"memory of the vault, {BUFFERS} buffers / its bound, replicas included"
+    ratio = round(taken_mb / bound_mb, 3)
+    yield {"what": what, "size_mb": mb, "ours_mb": round(taken_mb), "theirs_mb": round(bound_mb), "ratio": ratio}
 
 
 def _restore(mb: int, *, quick: bool) -> Iterator[Row]:
     """From the vault's memory into live objects, against a plain copy and against `torch.load`."""
     with BenchNode("one", _policy("foreground")) as node, tempfile.TemporaryDirectory() as folder:
         _captured(node, mb)
-        began = time.perf_counter()
-        node.enter(1, 6)
-        node.hear("restorable", step=6)
-        verified_s = time.perf_counter() - began
-        node.tell("load", generation=1)
-        settings = {"mb": mb, "step": 6, "folder": folder, "steps": 3 if quick else 6}
-        found = _trainer("restore", node.trainer_environ(1, 6), protected=True, **settings)
+        verified_s, times = [], 5 if quick else 10
+        for generation in range(1, times + 1):
+            began = time.perf_counter()
+            node.enter(generation, 6)
+            node.hear("restorable", step=6)
+            verified_s.append(time.perf_counter() - began)
+        node.tell("load", generation=times)
+        settings = {"mb": mb, "step": 6, "folder": folder, "steps": times}
+        found = _trainer("restore", node.trainer_environ(times, 6), protected=True, **settings)
     yield _pair("restore: load / memcpy", mb, found["ours"], found["plain"])
     yield _pair("restore: load / torch.load", mb, found["ours"], found["loaded"])
-    both = [verified_s + one for one in found["ours"]["wall_s"]]
+    both = [sum(pair) for pair in zip(verified_s, found["ours"]["wall_s"], strict=True)]
     yield _row("restore: verify and load / torch.load", mb, both, found["loaded"]["wall_s"])
 
 
@@ -138,44 +145,57 @@ def _captured(node: BenchNode, mb: int) -> None:
     """Have the vault hold, and publish, step 6 of a training of this size."""
     node.enter(0)
     node.tell("pin", step=6)
-    _trainer("stall", node.trainer_environ(0, 0), protected=True, mb=mb, steps=1)
+    _trainer("stall", node.trainer_environ(0, 0), protected=True, mb=mb, steps=1, buffers=1)
     node.hear("fact", type="checkpoint_captured")
 
 
 def _replica(mb: int, *, quick: bool) -> Iterator[Row]:
     """From one vault's memory to another's, verified there, against the same bytes over a bare loopback socket."""
-    ours, theirs = [], []
+    ours: dict[str, list[float]] = {"wall_s": [], "cpu_s": []}
+    theirs: dict[str, list[float]] = {"wall_s": [], "cpu_s": []}
     with BenchNode("one", _policy("foreground")) as holder:
         _captured(holder, mb)
-        for _ in range(2 if quick else 4):
+        for _ in range(5 if quick else 8):
             with BenchNode("two", _policy("foreground")) as node:
-                began = time.perf_counter()
+                node.wait_idle()
+                began, cpu_s = time.perf_counter(), holder.cpu_s() + node.cpu_s()
                 node.enter(1, 6, holder)
                 node.hear("restorable", step=6)
-                ours.append(time.perf_counter() - began)
-            theirs.append(_bare_socket(mb * MB))
-    yield _row("replica: fetch and verify / bare loopback socket", mb, ours, theirs)
+                ours["wall_s"].append(time.perf_counter() - began)
+                ours["cpu_s"].append(holder.cpu_s() + node.cpu_s() - cpu_s)
+            for key, value in zip(theirs, _bare_socket(mb * MB), strict=True):
+                theirs[key].append(value)
+    yield _pair("replica: fetch and verify / bare loopback socket", mb, ours, theirs)
 
 
-def _bare_socket(nbytes: int) -> float:
-    """Seconds for so many bytes from one process's memory to another's."""
-    code = (
-        "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])));"
-        "b = bytearray(int(sys.argv[2])); s.recv(1); s.sendall(b); s.recv(1)"
-    )
+_SENDS = """
+import os, socket, sys, time
+s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+b = memoryview(bytearray(b'1') * int(sys.argv[2]))
+s.recv(1)
+began = time.process_time()
+s.sendall(b)
+os.write(1, str(time.process_time() - began).encode())
+"""
+
+
+def _bare_socket(nbytes: int) -> tuple[float, float]:
+    """Wall and processor seconds for so many bytes from one process's memory to another's."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        sender = subprocess.Popen([sys.executable, "-c", code, str(port), str(nbytes)])
+        sender = subprocess.Popen([sys.executable, "-c", _SENDS, str(port), str(nbytes)], stdout=subprocess.PIPE)
         sock, _ = server.accept()
+        began, cpu_s = time.perf_counter(), time.process_time()
         memory, at = memoryview(bytearray(nbytes)), 0
-        began = time.perf_counter()
         sock.send(b"g")
         while at < nbytes:
-            at += sock.recv_into(memory[at:])
-        took_s = time.perf_counter() - began
+            got = sock.recv_into(memory[at:])
+            if not got:
+                raise ConnectionResetError("the sender of the bare socket ended early")
+            at += got
+        took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
         sock.close()
-        sender.wait()
-    return took_s
+        return took_s, cpu_s + float(sender.communicate()[0])
 
 
 def _pace(mb: int, *, quick: bool) -> Iterator[Row]:
@@ -183,8 +203,8 @@ def _pace(mb: int, *, quick: bool) -> Iterator[Row]:
     found: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         other = _installed(folder)
-        for _ in range(2 if quick else 5):
-            for kind, measure in _paces(mb, {40: 30, 400: 10, 2000: 5}[mb], other).items():
+        for _ in range(3 if quick else 5):
+            for kind, measure in _paces(mb, {40: 30, 400: 8, 2000: 5}[mb], other).items():
                 found.setdefault(kind, []).append(measure())
     if other is None:
         yield _row(f"left out: {OTHER} could not be installed", mb, [], [])

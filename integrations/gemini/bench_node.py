@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -117,6 +118,24 @@ class BenchNode:
         with open(f"/proc/{self._process.pid}/stat") as file:  # noqa: PTH123
             fields = file.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def wait_idle(self) -> None:
+        """Until the vault has started up: from then on it computes only what it is asked for."""
+        before = -1.0
+        while (now := self.cpu_s()) != before:
+            before = now
+            time.sleep(0.1)
+
+    def taken_bytes(self) -> int:
+        """Memory of the vault: its memfds, and what is its process's alone."""
+        found = 0
+        for link in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            if "memfd:lmr-vault" in str(link.readlink()):
+                found += link.stat().st_blocks * 512
+        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                found += int(line.split()[1]) * 1024
+        return found
 
     def __enter__(self) -> Self:
         return self

@@ -5,10 +5,12 @@ The loop is a plain one of torch's, with a model whose parameters and AdamW stat
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +70,27 @@ class Training:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
-def clocks() -> tuple[float, float]:
-    """Wall and this thread's processor seconds: on a busy machine the second still tells what something costs."""
-    return time.perf_counter(), time.thread_time()
-
-
 class Pairs:
-    """Wall and processor seconds of one thing, repetition by repetition."""
+    """Wall and processor seconds of one thing, repetition by repetition.
 
-    def __init__(self) -> None:
+    On a busy machine processor seconds still tell what something costs.
+
+    Args:
+        cpu: the clock of processor seconds: the thread's own, or the process's where several threads work.
+    """
+
+    def __init__(self, cpu: Callable[[], float] = time.thread_time) -> None:
+        self._cpu = cpu
         self.wall_s: list[float] = []
         self.cpu_s: list[float] = []
 
-    def since(self, began: tuple[float, float]) -> None:
-        """It has taken this long."""
-        wall_s, cpu_s = clocks()
-        self.wall_s.append(wall_s - began[0])
-        self.cpu_s.append(cpu_s - began[1])
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Measure what is inside."""
+        wall_s, cpu_s = time.perf_counter(), self._cpu()
+        yield
+        self.wall_s.append(time.perf_counter() - wall_s)
+        self.cpu_s.append(self._cpu() - cpu_s)
 
     def to_json(self) -> dict[str, list[float]]:
         """As the benchmark reads it."""
@@ -101,7 +107,7 @@ class Timed:
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            wall_s, cpu_s = clocks()
+            wall_s, cpu_s = time.perf_counter(), time.thread_time()
             try:
                 return function(*args, **kwargs)
             finally:
@@ -111,12 +117,13 @@ class Timed:
         return timed
 
 
-def _copier(training: Training) -> Callable[[], None]:
+def _copier(training: Training, buffers: int = 1) -> Callable[[], None]:
+    """Copies all state, each time to the next of so many places."""
     import torch
 
     tensors = training.tensors()
-    places = [torch.zeros_like(tensor) for tensor in tensors]
-    return lambda: torch._foreach_copy_(places, tensors)
+    places = itertools.cycle([[torch.zeros_like(tensor) for tensor in tensors] for _ in range(buffers)])
+    return lambda: torch._foreach_copy_(next(places), tensors)
 
 
 def stall(training: Training, settings: dict[str, Any]) -> dict[str, Any]:
@@ -128,26 +135,27 @@ def stall(training: Training, settings: dict[str, Any]) -> dict[str, Any]:
     timed = Timed(found, "_boundary", "settle")
     for _ in range(6):  # every buffer has been touched after these
         training.step()
-    copy, ours, plain = _copier(training), Pairs(), Pairs()
+    copy, ours, plain = _copier(training, settings["buffers"]), Pairs(), Pairs()
     for _ in range(settings["steps"]):
         wall_s, cpu_s = timed.wall_s, timed.cpu_s
         training.step()
         ours.wall_s.append(timed.wall_s - wall_s)
         ours.cpu_s.append(timed.cpu_s - cpu_s)
-        began = clocks()
-        copy()
-        plain.since(began)
+        with plain.one():
+            copy()
     captures = found._captures
     missed = {"torn": captures.torn, "skipped": captures.skipped}
     return {"ours": ours.to_json(), "plain": plain.to_json(), **missed}
 
 
 def restore(training: Training, settings: dict[str, Any]) -> dict[str, Any]:
-    """From the vault's memory into the live objects, and by `torch.load` from a file in the page cache, in turn."""
+    """From the vault's memory into a new script's objects, and by `torch.load` from a file in the page cache, in turn.
+
+    A new script has its parameters, but no optimizer state yet: either way makes that anew.
+    """
     import torch
 
     from lmr.integrations.frameworks.adapter import session
-    from lmr.integrations.gemini.capture import ShardReader
 
     found = session()
     assert found is not None
@@ -156,22 +164,21 @@ def restore(training: Training, settings: dict[str, Any]) -> dict[str, Any]:
     training.optimizer.step()
     file = Path(settings["folder"]) / "state.pt"
     torch.save(training.state(), file)
-    copy, ours, plain, loaded = _copier(training), Pairs(), Pairs(), Pairs()
+    copy, (ours, plain, loaded) = _copier(training), (Pairs(time.process_time) for _ in range(3))
     for _ in range(settings["steps"]):
-        began = clocks()
-        vault = found._captures.vault()
-        restored = vault.restore(settings["step"], 300)
-        found._state.load(ShardReader(restored.memory, restored.meta), buckets=False)
-        vault.done_reading()
-        ours.since(began)
-        began = clocks()
-        copy()
-        plain.since(began)
-        began = clocks()
-        state = torch.load(file, weights_only=True)
-        training.model.load_state_dict(state["model"])
-        training.optimizer.load_state_dict(state["optimizer"])
-        loaded.since(began)
+        training.optimizer.state.clear()
+        with ours.one():
+            vault = found._captures.vault()
+            restored = vault.restore(settings["step"], 300)
+            found._state.load(found._read(restored), buckets=False)
+            vault.done_reading()
+        with plain.one():
+            copy()
+        training.optimizer.state.clear()
+        with loaded.one():
+            state = torch.load(file, weights_only=True)
+            training.model.load_state_dict(state["model"])
+            training.optimizer.load_state_dict(state["optimizer"])
         del state, restored
     found._must_restore = False
     return {"ours": ours.to_json(), "plain": plain.to_json(), "loaded": loaded.to_json()}

@@ -290,9 +290,7 @@ class Session:
             try:
                 wait_s = float(self._context.checkpoint.get("restore_wait_s", 900))
                 self._restored = self._captures.vault().restore(self._context.resume_step, wait_s, self._read_durable)
-                cores = len(os.sched_getaffinity(0)) // self._context.local_world_size
-                threads = min(_RESTORE_THREADS, max(1, cores))
-                self._reader = ShardReader(self._restored.memory, self._restored.meta, threads)
+                self._reader = self._read(self._restored)
                 if self._reader.tree["step"] != self._context.resume_step:
                     raise ShardMismatch("topology_mismatch", f"the shard is of step {self._reader.tree['step']}")
             except DurableUnreadable as error:
@@ -303,6 +301,10 @@ class Session:
                 self._refuse("missing", str(error))
             self.loaders.aim(self._reader.tree["position"], self._reader.decode)
         return self._reader
+
+    def _read(self, restored: Restored) -> ShardReader:
+        cores = len(os.sched_getaffinity(0)) // self._context.local_world_size
+        return ShardReader(restored.memory, restored.meta, min(_RESTORE_THREADS, max(1, cores)))
 
     def restore(self) -> None:
         """Load the agreed state into the live objects; every rank has it, or none goes on."""
