@@ -17,6 +17,11 @@ Done = Callable[[Copy, dict[int, ShardDigest], str], None]
 """Called on the loop's thread."""
 
 
+def cores() -> int:
+    """How many threads may read state while nobody trains."""
+    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+
+
 class Hasher:
     """One worker; jobs that nobody waits for are replaced by newer ones instead of queueing up.
 
@@ -40,7 +45,7 @@ class Hasher:
             idle_cores: nobody trains, so more than one core may be used.
         """
         self._take(copy)
-        threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if idle_cores else 1
+        threads = cores() if idle_cores else 1
         with self._change:
             self._wanted.append((copy, done, threads))
             self._change.notify()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from lmr.integrations.gemini.errors import ShardMismatch
 from lmr.integrations.gemini.vault import sender
 from lmr.integrations.gemini.vault.copies import Copy
 from lmr.integrations.gemini.vault.disk import DiskCopy
+from lmr.integrations.gemini.vault.hasher import cores
 from lmr.integrations.gemini.vault.memory import Buffer
 from lmr.integrations.gemini.vault.reactor import Reactor
 from lmr.integrations.gemini.vault.room import Room
@@ -183,9 +185,13 @@ class Restorer:
     ) -> None:
         try:
             header, buffers = get()
-            odd = first_odd(
-                {rank: finite.first_nonfinite(buffers[rank].memory, row[0]) for rank, row in header.shards.items()}
-            )
+            with ThreadPoolExecutor(cores(), "finite") as pool:
+                odd = first_odd(
+                    {
+                        rank: finite.first_nonfinite(buffers[rank].memory, meta, pool.map)
+                        for rank, (meta, _, _) in header.shards.items()
+                    }
+                )
         except _Unusable as error:
             mismatch, stored = error.mismatch, error.stored
             self._reactor.post(lambda: self._got_unusable(generation, mismatch, stored))
