@@ -10,7 +10,7 @@ import torch
 from lmr.integrations.gemini import finite
 from lmr.integrations.gemini.capture import Collection, ShardWriter
 
-TYPES = [name for name in sorted(finite._LARGEST) if name != "complex32"]
+TYPES = [name for name in sorted(finite._LEAST) if name != "complex32"]
 
 
 def shard_with(tensor: torch.Tensor, *, trained: bool, require_finite: bool = True) -> str | None:
