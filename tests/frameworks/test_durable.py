@@ -30,7 +30,7 @@ def saved(tmp_path: Path, weights: dict[str, torch.Tensor]) -> tuple[str, dict[s
     collection.add("optimizer.0.moment", torch.randn(64, 32), "shared")
     collection.add("rng", torch.arange(5), "own")
     script = {"model": dict(weights), "epoch": 3}
-    more = durable.rest(0, collection, TREE, durable._named(script))
+    more = durable.rest(0, collection, TREE, durable._named(script), peers=[0], everybody=[0])
     where = str(tmp_path / "checkpoint")
     checkpoint.save({**script, **more}, checkpoint_id=where, no_dist=True)
     return where, more, collection
@@ -50,7 +50,28 @@ def test_a_shard_comes_back_byte_for_byte(saved) -> None:
 
 def test_what_the_script_saves_itself_is_not_written_twice(saved) -> None:
     _, more, _ = saved
-    assert sorted(more) == ["lm_resiliency.0.meta", "lm_resiliency.0.rng", "lm_resiliency.shared.optimizer.0.moment"]
+    assert sorted(more) == ["lm_resiliency.0.meta", "lm_resiliency.0.optimizer.0.moment", "lm_resiliency.0.rng"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "peers", "keys"),
+    [
+        (3, [0, 1, 2, 3], ["lm_resiliency.0.moment", "lm_resiliency.3.running_mean"]),
+        (3, [1, 3], ["lm_resiliency.1.moment", "lm_resiliency.1.weight", "lm_resiliency.3.running_mean"]),
+        (3, [3], ["lm_resiliency.3.moment", "lm_resiliency.3.running_mean", "lm_resiliency.3.weight"]),
+    ],
+    ids=["all ranks alike", "peers of one part alike", "nobody alike"],
+)
+def test_ranks_share_a_key_only_for_what_they_hold_alike(rank, peers, keys) -> None:
+    """A script's own keys are written once for all ranks: what is a rank's own, it saves with us besides."""
+    weight, running_mean = torch.randn(4), torch.randn(4)
+    collection = Collection()
+    collection.add("weight", weight, "shared")
+    collection.add("running_mean", running_mean, "own")
+    collection.add("moment", torch.randn(4), "shared")
+    named = durable._named({"weight": weight, "running_mean": running_mean})
+    more = durable.rest(rank, collection, TREE, named, peers, everybody=[0, 1, 2, 3])
+    assert more.keys() == {*keys, "lm_resiliency.3.meta"}
 
 
 def test_a_script_loads_its_checkpoint_as_if_nothing_else_were_there(saved, weights) -> None:

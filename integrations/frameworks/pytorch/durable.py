@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from lmr.integrations.gemini.capture import Collection, view
 from lmr.integrations.gemini.errors import DurableUnreadable
@@ -120,9 +121,10 @@ def _with_rest(session: Session, step: int, state_dict: dict[str, Any], kwargs: 
     read = {key: one.state_dict() if isinstance(one, Stateful) else one for key, one in state_dict.items()}
     if step == 0:
         return read
-    collection, tree = session.collect(step)
+    collection, tree, peers = session.collect(step)
     named = {} if kwargs.get("planner") is not None else _named(read)
-    return {**read, **rest(session.rank, collection, tree, named)}
+    everybody = list(range(dist.get_world_size())) if dist.is_initialized() else [session.rank]
+    return {**read, **rest(session.rank, collection, tree, named, peers or [session.rank], everybody)}
 
 
 Identity = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
@@ -142,14 +144,25 @@ def _named(state_dict: dict[str, Any]) -> dict[Identity, str]:
     return {_identity(one): key for key, one in flat.items() if type(one) in (torch.Tensor, torch.nn.Parameter)}
 
 
-def rest(rank: int, collection: Collection, tree: bytes, named: dict[Identity, str]) -> dict[str, torch.Tensor]:
+def rest(
+    rank: int,
+    collection: Collection,
+    tree: bytes,
+    named: dict[Identity, str],
+    peers: list[int],
+    everybody: list[int],
+) -> dict[str, torch.Tensor]:
     """What goes into the checkpoint besides.
+
+    A key is written once, by whichever rank: only what all ranks that use it hold alike may have one key.
 
     Args:
         rank: global rank.
         collection: all tensors of the state.
         tree: everything else.
         named: keys of the tensors that are in the checkpoint anyway.
+        peers: the ranks that hold the shared tensors alike, this one among them.
+        everybody: all ranks of the job.
     """
     keys: dict[str, str] = {}
     found: dict[str, torch.Tensor] = {}
@@ -158,10 +171,10 @@ def rest(rank: int, collection: Collection, tree: bytes, named: dict[Identity, s
         rows.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), section])
         if not tensor.numel():
             continue
-        key = named.get(_identity(tensor))
+        alike = sorted(peers) if section == "shared" else [rank]
+        key = named.get(_identity(tensor)) if alike == everybody else None
         if key is None:
-            # What peers hold alike has one key: it is written once.
-            key = f"{PREFIX}shared.{name}" if section == "shared" else f"{PREFIX}{rank}.{name}"
+            key = f"{PREFIX}{alike[0]}.{name}"
             found[key] = tensor.detach()
         keys[name] = key
     body = {"format": FORMAT, "rank": rank, "tensors": rows, "keys": keys, "tree": tree.decode()}

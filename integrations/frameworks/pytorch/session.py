@@ -151,10 +151,9 @@ class Session:
         """Global rank."""
         return self._context.rank
 
-    def collect(self, step: int) -> tuple[Collection, bytes]:
-        """All state as it is now: its tensors, and everything else."""
-        collection, tree, _ = self._state.collect(step)
-        return collection, tree
+    def collect(self, step: int) -> tuple[Collection, bytes, list[int] | None]:
+        """All state as it is now: its tensors, everything else, and the ranks that hold the shared part alike."""
+        return self._state.collect(step)
 
     def _read_durable(self, checkpoint_id: str) -> tuple[ShardMeta, mmap.mmap]:
         # Only where a plan names one: it imports all of `torch.distributed.checkpoint`.
