@@ -21,9 +21,11 @@ from lmr.engine.events import (
     Data,
     Event,
     NodeConfirmed,
+    NodeCordoned,
     NodeJoined,
     NodeLeft,
     NodeLost,
+    NodeUncordoned,
     PlanCommitted,
     ReplayChecked,
     RunClosed,
@@ -287,6 +289,8 @@ class Decider:
                     gone.send("lost")
                     self._forget(gone)
                 self._tell_nodes()
+            case NodeCordoned() | NodeUncordoned() | ConfigDrifted():
+                self._tell_nodes()
             case WorkersFinished(generation=generation, node=node):
                 self._rank_ended(generation, self._ranks_of(node), clean=True)
             case WorkerExited(generation=generation, error=error, rank=rank, ranks=ranks) if (
@@ -363,7 +367,7 @@ class Decider:
             session = self._sessions.get(node)
             if session is None:
                 continue
-            targets = self._dispatch.replicate_to(session, self._sessions)
+            targets = self._dispatch.replicate_to(session, self._sessions, self._roster.out)
             if targets != session.replicate_to:
                 session.replicate_to = targets
                 session.send("replicate_to", replicate_to=list(targets))
@@ -400,7 +404,7 @@ class Decider:
 
     def _send_orders(self, session: Session) -> None:
         assert self._dispatch is not None
-        orders = self._dispatch.orders(session, self._sessions)
+        orders = self._dispatch.orders(session, self._sessions, self._roster.out)
         session.replicate_to = orders.replicate_to
         session.send("plan", **orders.to_wire())
 

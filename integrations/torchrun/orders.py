@@ -6,6 +6,7 @@ A plan of 2,000 nodes has 2,000 assignments; an agent needs its own. What travel
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -109,8 +110,8 @@ class Dispatch:
             return None
         return self._ring[index]
 
-    def orders(self, node: Reachable, live: dict[str, Any]) -> Orders:
-        """One node's orders; `live` are the connected nodes by name (`Reachable`)."""
+    def orders(self, node: Reachable, live: dict[str, Any], out: AbstractSet[str] = frozenset()) -> Orders:
+        """One node's orders; `live` are the connected nodes by name (`Reachable`), `out` those that are not placed."""
         mine = self.assignment(node.node, node.incarnation)
         return Orders(
             generation=self.plan.to_generation,
@@ -119,7 +120,7 @@ class Dispatch:
             step=self._step,
             mine=mine,
             source=self._source(mine, live),
-            replicate_to=self.replicate_to(node, live),
+            replicate_to=self.replicate_to(node, live, out),
             peers=tuple((p.address, p.peer_port) for p in _first(self._others(mine, live), FENCE_PEERS)),
             head=self._head,
             history=self._history,
@@ -143,24 +144,28 @@ class Dispatch:
             if node is not None:
                 yield node
 
-    def replicate_to(self, node: Reachable, live: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    def replicate_to(
+        self, node: Reachable, live: dict[str, Any], out: AbstractSet[str] = frozenset()
+    ) -> tuple[dict[str, Any], ...]:
         """Vaults that get copies of the node's slot: those of the next slots, and a standby's.
 
         Copies go to failure domains that have none yet, as far as there are others. Standbys share the slots out among
-        themselves, so that a replacement finds its shard at home. The same nodes give the same placement, whoever
-        computes it.
+        themselves, so that a replacement finds its shard at home; nodes that are `out` will replace nobody, and get
+        copies only where there is no standby. The same nodes give the same placement, whoever computes it.
         """
         mine = self.assignment(node.node, node.incarnation)
         if mine is None or not self._replicas:
             return ()
         near = _first(self._others(mine, live), 4 * self._replicas + FENCE_PEERS)
         ring = [peer for peer in near if peer.vault_port is not None]
-        standbys = [live[n] for n in sorted(live) if n not in self._place and live[n].vault_port is not None]
+        idle = [live[n] for n in sorted(live) if n not in self._place and live[n].vault_port is not None]
+        idle.sort(key=lambda peer: peer.node in out)
+        standbys = [peer for peer in idle if peer.node not in out] or idle
         chosen = _spread(node, ring, self._replicas)
         home = self._home(mine.slot, standbys)
         if home is not None:
             chosen.append(home)
-        spare = [peer for peer in standbys if peer not in chosen]
+        spare = [peer for peer in idle if peer not in chosen]
         chosen += spare[: max(0, self._replicas - len(chosen))]
         return tuple({"node": p.node, "host": p.address, "port": p.vault_port} for p in chosen)
 

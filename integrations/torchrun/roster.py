@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lmr.engine.events import (
+    ConfigDrifted,
+    NodeCordoned,
     NodeJoined,
     NodeLeft,
     NodeLost,
+    NodeUncordoned,
     PlanCommitted,
     RunClosed,
     RunOpened,
@@ -36,6 +39,8 @@ class Roster:
     opened: RunOpened | None = None
     seats: dict[str, Seat] = field(default_factory=dict)
     plan: Plan | None = None
+    out: set[str] = field(default_factory=set)
+    """Nodes the next plan would not place: quarantined, cordoned or drifted."""
     closed: RunClosed | None = None
 
     def fold(self, record: Record) -> None:
@@ -50,11 +55,17 @@ class Roster:
             case NodeJoined(node=node, incarnation=incarnation):
                 lives = self.seats[node].lives if node in self.seats else set()
                 self.seats[node] = Seat(incarnation, live=True, lives=lives | {incarnation})
+                self.out.discard(node)
             case NodeLeft(node=node, incarnation=incarnation) | NodeLost(node=node, incarnation=incarnation):
                 if self.live(node, incarnation):
                     self.seats[node].live = False
+            case NodeCordoned(node=node) | ConfigDrifted(node=node):
+                self.out.add(node)
+            case NodeUncordoned(node=node):
+                self.out.discard(node)
             case PlanCommitted(plan=plan):
                 self.plan = plan
+                self.out = self.live_nodes() - {*self.active(), *plan.standby}
             case RunClosed() as closed:
                 self.closed = closed
             case _:

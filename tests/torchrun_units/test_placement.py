@@ -47,11 +47,11 @@ def plan(active):
     )
 
 
-def placed(nodes, active, replicas=1, standby_slots=4):
+def placed(nodes, active, replicas=1, standby_slots=4, out=frozenset()):
     """For each active node, who gets its copies."""
     live = {node.node: node for node in nodes}
     dispatch = Dispatch(plan(active), {}, replicas, standby_slots, "")
-    return {name: [p["node"] for p in dispatch.replicate_to(live[name], live)] for name in active if name in live}
+    return {name: [p["node"] for p in dispatch.replicate_to(live[name], live, out)] for name in active if name in live}
 
 
 def domains(**named):
@@ -93,6 +93,13 @@ def test_a_standby_takes_the_place_of_an_active_node_that_is_not_there():
         "a": ["b", "s"],
         "b": ["a", "s"],
     }
+
+
+def test_a_node_that_will_not_be_placed_gets_copies_only_for_want_of_a_standby():
+    nodes = domains(a=None, o=None, s=None)
+    assert placed(nodes, "a", out={"o"}) == {"a": ["s"]}
+    assert placed(nodes, "a", replicas=2, out={"o"}) == {"a": ["s", "o"]}
+    assert placed(nodes[:2], "a", out={"o"}) == {"a": ["o"]}
 
 
 def test_a_node_without_a_vault_gets_nothing():
