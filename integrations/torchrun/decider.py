@@ -423,6 +423,12 @@ class Decider:
         ):
             self._tell_active("load", generation=generation)
 
+    def _vault_listens(self, session: Session, port: int | None) -> None:
+        """A vault that was restarted listens elsewhere: whoever sends it replicas is told."""
+        if port != session.vault_port:
+            session.vault_port = port
+            self._tell_nodes()
+
     def _progress(self, session: Session, generation: int, step: int) -> None:
         live = self._roster.live(session.node, session.incarnation)
         if self._retention is not None and generation == self._roster.generation and live:
@@ -625,6 +631,8 @@ class Decider:
                     self._take_fact(session, event_id, envelope)
             case "leaving":
                 self._tell_active("save")
+            case "vault":
+                self._vault_listens(session, message["port"])
             case "arrived":
                 self._arrived(session, message)
             case "restorable":

@@ -483,6 +483,7 @@ class NodeRuntime:
     def _say_again(self) -> None:
         """On every connection: what is not a fact, and the decider does not know or may have missed."""
         self._spawn(self._tell_configuration())
+        self._vault.tell_port()
         if self._arrival is not None:
             self._arrive(*self._arrival)
         if self._restorable is not None:
@@ -562,7 +563,8 @@ class NodeRuntime:
         mine = self._current.mine
         match message["kind"]:
             case "restored" if mine is not None:
-                self._reports.restored(message["rank"], message["step"], message["tier"])
+                if self._reports.restored(message["rank"], message["step"], message["tier"]):
+                    self._vault.loaded(self._reports.generation)
             case "stepped" if message["rank"] == 0:
                 self._reports.stepped(message["step"])
             case "restore_failed" if mine is not None:

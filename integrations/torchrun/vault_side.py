@@ -59,7 +59,9 @@ class VaultSide:
         self._spawn = spawn
         self._connect = connect
         self._link: VaultLink | None = None
+        self._restarting = False
         self._orders: Orders | None = None
+        self._loaded = -1
         self._copies: set[tuple[int, int, int, str]] = set()
         self._flushed = asyncio.Event()
         self._saved: asyncio.Future[dict[str, Any]] | None = None
@@ -134,7 +136,9 @@ class VaultSide:
     def take(self, orders: Orders) -> None:
         """A new generation: what to restore from where, and who gets replicas."""
         self._orders = orders
-        if orders.mine is not None and (orders.step == 0 or self._link is None or not self._link.up):
+        loaded = self._loaded == orders.generation
+        absent = self._link is None or not (self._link.up or self._restarting)  # one that restarts is told then
+        if orders.mine is not None and not loaded and (orders.step == 0 or absent):
             self._restore_without_vault(orders, orders.mine)
         self.send(
             "generation",
@@ -145,7 +149,12 @@ class VaultSide:
             ranks=list(orders.ranks),
             replicate_to=list(orders.replicate_to),
             checkpoint={"step": orders.step, "sources": [orders.source] if orders.source is not None else []},
+            loaded=loaded,
         )
+
+    def loaded(self, generation: int) -> None:
+        """Every trainer of this node has its state: a vault that is restarted from here on need not have it."""
+        self._loaded = generation
 
     def _restore_without_vault(self, orders: Orders, mine: Assignment) -> None:
         if orders.step == 0:
@@ -251,13 +260,20 @@ class VaultSide:
             )
             self._fact(dropped)
 
+    def tell_port(self) -> None:
+        """Tell the run where peers find the vault: a restarted one listens elsewhere."""
+        self._tell_run("vault", port=self.port)
+
     async def _restart(self) -> None:
-        if self._link is None or not await self._start():
-            return
-        before = set(self._copies)
-        await self._take_stock()
-        self._forget(before - self._stocked(), "missing")
-        if self._orders is not None:
+        before_it, self._restarting = self._orders, True
+        started = await self._start()
+        self._restarting = False
+        if started:
+            before = set(self._copies)
+            await self._take_stock()
+            self._forget(before - self._stocked(), "missing")
+            self.tell_port()
+        if self._orders is not None and (started or self._orders is not before_it):
             self.take(self._orders)
 
     def _stocked(self) -> set[tuple[int, int, int, str]]:

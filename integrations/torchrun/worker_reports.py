@@ -74,12 +74,14 @@ class WorkerReports:
         """Every worker of this node runs."""
         self._fact(GenerationStarted(generation=self._said.number, node=self._node))
 
-    def restored(self, rank: int, step: int, tier: str) -> None:
-        """A rank has loaded its state; when all have, the node has."""
+    def restored(self, rank: int, step: int, tier: str) -> bool:
+        """A rank has loaded its state; when all have, the node has. Whether all have."""
         said = self._said
         said.restored[rank] = step
-        if said.restored.keys() == set(said.ranks):
-            self._fact(StateRestored(generation=said.number, node=self._node, step=step, tier=tier))
+        if said.restored.keys() != set(said.ranks):
+            return False
+        self._fact(StateRestored(generation=said.number, node=self._node, step=step, tier=tier))
+        return True
 
     def stepped(self, step: int) -> None:
         """Rank 0 completed a step; the first one says that training goes on."""

@@ -1,6 +1,7 @@
 """Losses at every moment between a capture and the step after a restore, all equal bit by bit to no loss at all."""
 
 import contextlib
+import hashlib
 import os
 import signal
 from pathlib import Path
@@ -17,6 +18,17 @@ def replicated(loop, slot, holder):
 
 def wait_replicated(loop, slot, holder, at_least):
     loop.wait_for(lambda: max(replicated(loop, slot, holder), default=0) >= at_least, f"a replica on {holder}", 120)
+
+
+def vaults(loop, node):
+    """Pids of a node's vaults that listen."""
+    scope = hashlib.sha256(f"{loop.run_id}\0{node}".encode()).hexdigest()[:16]
+    if f"lmr-vault-{scope}" not in Path("/proc/net/unix").read_text():
+        return set()
+    try:
+        return {loop.vault(node)}
+    except AssertionError:
+        return set()
 
 
 def finishes(loop, undisturbed, *nodes):
@@ -71,6 +83,25 @@ def test_two_node_losses_in_a_row(pair, undisturbed):
     finishes(loop, undisturbed, "node-1", *rest)
     assert [p["action"] for p in loop.plans()] == ["start", "replace", "replace"]
     assert all(p["checkpoint"]["step"] > 0 for p in loop.plans()[1:])
+
+
+def test_a_vault_that_died_is_no_incident_and_its_next_holds_replicas_again(pair, undisturbed):
+    """Its peers are told where the new one listens, and it is not asked for a state that was loaded before."""
+    loop = pair("--step-s", "0.1", name="vault")
+    loop.start_all("node-1", "node-2")
+    wait_replicated(loop, 0, "node-2", 10)
+    os.kill(max(loop.trainers("node-2").items())[1], signal.SIGKILL)
+    loop.wait_resumed(1, 120)
+    died = loop.vault("node-2")
+    os.kill(died, signal.SIGKILL)
+    loop.wait_for(lambda: "vault_lost" in {e["why"] for e in loop.events("checkpoint_dropped")}, "the loss", 60)
+    loop.wait_for(lambda: vaults(loop, "node-2") - {died}, "the next vault", 60)
+    os.kill(max(loop.trainers("node-2").items())[1], signal.SIGKILL)
+    loop.wait_resumed(2, 120)
+    wait_replicated(loop, 0, "node-2", loop.step() + 5)
+    finishes(loop, undisturbed, "node-1", "node-2")
+    assert [plan["action"] for plan in loop.plans()] == ["start", "restart", "restart"]
+    assert not loop.events("restore_failed")
 
 
 @pytest.mark.long

@@ -252,7 +252,7 @@ class Service:
         self._origin, self._may_load = None, False
         self._progress = None
         self._replicate_to(_peers(message))
-        if slot is not None and step > 0:
+        if slot is not None and step > 0 and not message.get("loaded"):
             source: dict[str, Any] = next((s for s in checkpoint.get("sources", []) if s["slot"] == slot), {})
             self._restorer.begin(step, int(slot), source)
 
