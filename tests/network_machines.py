@@ -94,6 +94,18 @@ class Machines:
         """The cable is in again."""
         _ip("link", "set", self._machines[name], "up")
 
+    def slow(self, name: str) -> bool:
+        """What the machine receives goes through 16 Mbit/s and queues up for half a second; False: not here."""
+        limit = ("tbf", "rate", "16mbit", "burst", "32kb", "latency", "500ms")
+        command = ["tc", "qdisc", "add", "dev", self._machines[name], "root", *limit]
+        return (
+            shutil.which("tc") is not None and not subprocess.run(command, capture_output=True, check=False).returncode
+        )
+
+    def quick(self, name: str) -> None:
+        """The cable is as before."""
+        subprocess.run(["tc", "qdisc", "del", "dev", self._machines[name], "root"], check=True, capture_output=True)
+
     def divide(self) -> None:
         """The cable between the switches is out."""
         _ip("link", "set", f"{self._tag}ca", "down")

@@ -9,35 +9,54 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from network_machines import Machines
 from postgres_server import PostgresServer
 
-from chaos.faults import FAULTS, NETWORK_FAULTS
-from lmr.engine.events import PlanCommitted, RunClosed, TrainingResumed
+from chaos.faults import FAULTS
+from lmr.engine.events import CheckpointFlushed, PlanCommitted, RunClosed, TrainingResumed
+from lmr.engine.record import Record
 from lmr.integrations.operate.cluster import Cluster, ClusterFailed
 from lmr.integrations.operate.final_state import differences, last_losses, newest_step
 
-TRAINING = Path(__file__).parents[2] / "integrations" / "operate" / "training_example.py"
+TRAINING = Path(__file__).with_name("training.py")
 ACTIVE, ALL = 4, 6
 NODES = tuple(f"node-{number}" for number in range(1, ALL + 1))
 HEARTBEAT_MS = 3_000
 POLICY = """\
 schema_version = 1
+[checkpoint]
+disk_folder = "{disk}"
+disk_every_s = 1
 [recovery]
 publish_ms = 200
 lease_ms = 5000
 blame_window_s = 1  # the faults come by chance, no node is to blame
 """
-PATIENCE_S = 240.0
-LEFT_IN_FOLDER = {"decider.json", "events.db", "events.db-shm", "events.db-wal", "policy.toml", "secret"}
+PATIENCE_S = 120.0
+"""A round in which nothing moved for so long is stuck."""
+MOST_S = 600.0
+"""The longest wait for anything: a run that only ever restarts is stuck as well."""
+LOOK_S = 0.25
+"""How often the log is read."""
+LEFT_IN_FOLDER = {
+    *("artifacts", "decider.json", "events.db", "events.db-shm", "events.db-wal", "golden.json"),
+    *("disk", "policy.toml", "secret", "tmp"),
+}
+TORCHS_OWN = ("torchelastic_", "torchinductor_")
+"""What torch itself leaves in the temporary folder: the logs of torchrun, and a cache."""
 
 
 def training_command(folder: Path, steps: int) -> list[str]:
-    """The same script for both runs that are compared."""
-    return [str(TRAINING), "--steps", str(steps), "--log-file", str(folder / "log"), "--final", str(folder / "final")]
+    """The same script for both runs that are compared; a small model, since all ranks share this machine."""
+    small = ["--width", "32", "--layers", "1", "--window", "32"]
+    return [
+        *(str(TRAINING), "--steps", str(steps), *small),
+        *("--log-file", str(folder / "log"), "--final", str(folder / "final")),
+    ]
 
 
 def uninterrupted(folder: Path, steps: int) -> Path:
@@ -76,14 +95,18 @@ class Round:
         self.machines = machines
         self._steps = steps
         self._say = say
-        self._chance = random.Random(seed)
+        self._seed = seed
         self._due: list[tuple[float, Callable[[], object]]] = []
         self._before = _places()
         self._away: set[str] = set()
         """Nodes whose agent was ended on purpose and not started again."""
-        self.faults = 0
-        folder.mkdir(parents=True)
-        (folder / "policy.toml").write_text(POLICY)
+        self._known: list[Record] = []
+        self._looked, self._told = 0.0, 0
+        self.disk = folder / "disk"
+        self.faults: Counter[str] = Counter()
+        """How many of each group there were."""
+        (folder / "tmp").mkdir(parents=True)
+        (folder / "policy.toml").write_text(POLICY.format(disk=self.disk))
         (folder / "secret").write_bytes(b"a secret of this campaign only!!")
         addresses = [machines.add(node, "ab"[number % 2]) for number, node in enumerate(NODES)] if machines else []
         self.cluster = Cluster(
@@ -97,6 +120,8 @@ class Round:
             },
             environ={
                 "LM_RESILIENCY_SECRET_FILE": str(folder / "secret"),
+                "TMPDIR": str(folder / "tmp"),
+                "CHAOS_STEP_S": "0.03",
                 **({"GLOO_SOCKET_IFNAME": "eth0"} if machines else {}),
             },
             endpoint=f"{addresses[0]}:29400" if addresses else None,
@@ -106,9 +131,43 @@ class Round:
 
     # -- what faults ask -----------------------------------------------------------------------------------------------
 
+    def _records(self) -> list[Record]:
+        """The log, as it was a moment ago at most; what is new of plans is said."""
+        now = time.monotonic()
+        if now - self._looked > LOOK_S:
+            self._known = self.cluster.records()
+            self._looked = time.monotonic()
+            for record in self._known[self._told :]:
+                self._tell(record)
+            self._told = len(self._known)
+        return self._known
+
+    def _tell(self, record: Record) -> None:
+        match record.event.data:
+            case PlanCommitted(plan=plan):
+                step = f", step {plan.checkpoint.step}" if plan.checkpoint is not None else ""
+                nodes = " ".join(a.node for a in plan.assignments)
+                self._say(f"    {plan.action} ({plan.reason}): generation {plan.to_generation}{step} on {nodes}")
+            case RunClosed(outcome=outcome, reason=reason):
+                self._say(f"    {outcome} ({reason})")
+            case _:
+                pass
+
     def _plan(self) -> PlanCommitted | None:
-        found = [r.event.data for r in self.cluster.records() if isinstance(r.event.data, PlanCommitted)]
+        found = [r.event.data for r in self._records() if isinstance(r.event.data, PlanCommitted)]
         return found[-1] if found else None
+
+    def on_disk(self) -> bool:
+        """Whether all slots of some step of this generation are on disks: all memory may go then."""
+        plan = self._plan()
+        if plan is None:
+            return False
+        slots: dict[int, set[int]] = {}
+        for record in self._records():
+            data = record.event.data
+            if isinstance(data, CheckpointFlushed) and data.generation == plan.plan.to_generation:
+                slots.setdefault(data.step, set()).add(data.slot)
+        return sum(len(found) == ACTIVE for found in slots.values()) > 1
 
     def active(self) -> list[str]:
         """Nodes of the newest plan."""
@@ -156,19 +215,22 @@ class Round:
 
     # -- the round -----------------------------------------------------------------------------------------------------
 
-    def play(self, faults: int) -> list[str]:
-        """Train under so many faults. Returns what is wrong afterwards."""
+    def play(self, faults: int, until: float) -> list[str]:
+        """Train under so many faults, and none after `until` (monotonic). Returns what is wrong afterwards."""
         with self.cluster:
             try:
-                for node in NODES:
+                self.cluster.start(NODES[0])  # who serves the endpoint
+                self._wait(lambda: self._joined(NODES[:1]), "the first node to join")
+                for node in NODES[1:]:
                     self.cluster.start(node)
-                    self._wait(lambda node=node: self._joined(node), f"{node} to join")
-                for _ in range(faults):
+                self._wait(lambda: self._joined(NODES), "all nodes to join")
+                for number in range(faults):
                     self._wait(self._trains, "training to go on")
                     if self._closed() is not None or newest_step(self._log(0)) > self._steps * 9 // 10:
                         break
-                    self._pass(self._chance.uniform(0.2, 4))
-                    self._strike()
+                    if time.monotonic() > until:
+                        break
+                    self._strike(random.Random(f"{self._seed}:{number}"))
                 self._wait(lambda: self._closed() is not None and not self.living() and not self._due, "the end")
             except ClusterFailed as failed:
                 self._settle_all()
@@ -178,11 +240,11 @@ class Round:
     def _log(self, rank: int) -> Path:
         return self.cluster.folder / f"log.rank{rank}.jsonl"
 
-    def _joined(self, node: str) -> bool:
-        return any(r.event.type == "node_joined" and r.event.source == node for r in self.cluster.records())
+    def _joined(self, nodes: tuple[str, ...]) -> bool:
+        return {r.event.source for r in self._records() if r.event.type == "node_joined"} >= set(nodes)
 
     def _closed(self) -> RunClosed | None:
-        return next((r.event.data for r in self.cluster.records() if isinstance(r.event.data, RunClosed)), None)
+        return next((r.event.data for r in self._records() if isinstance(r.event.data, RunClosed)), None)
 
     def _trains(self) -> bool:
         """The newest generation has made some steps: what comes back without progress is for other tests."""
@@ -191,16 +253,19 @@ class Round:
         plan = self._plan()
         if plan is None or plan.plan.action == "hold":
             return False
-        went_on = [r.event.data for r in self.cluster.records() if isinstance(r.event.data, TrainingResumed)]
+        went_on = [r.event.data for r in self._records() if isinstance(r.event.data, TrainingResumed)]
         begun = [data.step for data in went_on if data.generation == plan.plan.to_generation]
         return bool(begun) and _last_line_step(self._log(0)) > begun[-1] + 12
 
-    def _strike(self) -> None:
-        kinds = FAULTS + (NETWORK_FAULTS * 3 if self.machines is not None else ())
+    def _strike(self, chance: random.Random) -> None:
+        """After a moment, some fault of some group."""
+        self._pass(chance.uniform(0.2, 4))
+        groups = [group for group in FAULTS if group != "network" or self.machines is not None]
         for _ in range(20):
-            done = self._chance.choice(kinds)(self, self._chance)
+            group = chance.choice(groups)
+            done = chance.choice(FAULTS[group])(self, chance)
             if done is not None:
-                self.faults += 1
+                self.faults[group] += 1
                 self._say(f"step {_last_line_step(self._log(0))}: {done}")
                 return
 
@@ -223,11 +288,24 @@ class Round:
         self._due.clear()
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        def met() -> bool:
-            self._act()
-            return condition()
+        """Wait as long as anything moves: the log or the training."""
+        seen, since = (-1, -1), 0.0
 
-        self.cluster.wait_for(met, what, PATIENCE_S)
+        def met() -> bool:
+            nonlocal seen, since
+            self._act()
+            if condition():
+                return True
+            now, stands = time.monotonic(), (len(self._records()), _last_line_step(self._log(0)))
+            if stands != seen:
+                seen, since = stands, now
+            elif now - since > PATIENCE_S:
+                raise ClusterFailed(
+                    f"nothing moved for {PATIENCE_S:.0f} s, waiting for {what}\n{self.cluster.standing()}"
+                )
+            return False
+
+        self.cluster.wait_for(met, what, MOST_S)
 
     # -- the judgement -------------------------------------------------------------------------------------------------
 
@@ -241,12 +319,19 @@ class Round:
                 wrong.append(f"{node} lost an exception: {agent.text()[-2000:]}")
         moved = [
             r.event.data.plan.to_generation
-            for r in self.cluster.records()
+            for r in self._records()
             if isinstance(r.event.data, PlanCommitted) and r.event.data.plan.action not in ("hold", "halt")
         ]
         if moved != list(range(len(moved))):
             wrong.append(f"plans for the generations {moved}")
         return wrong + self._verified() + self._left_behind()
+
+    def keep_log(self) -> None:
+        """Leave the log as a file that `lmr-replay` reads, also of a database that will be gone."""
+        where = self.cluster.log_url or str(self.cluster.event_log)
+        file = self.cluster.folder / "log.jsonl"
+        command = [str(Path(sys.executable).with_name("lmr-replay")), "export", where, "--run", self.cluster.run_id]
+        subprocess.run([*command, "-o", str(file)], capture_output=True, timeout=120, check=False)
 
     def _verified(self) -> list[str]:
         where = self.cluster.log_url or str(self.cluster.event_log)
@@ -263,7 +348,10 @@ class Round:
         left = {entry for entry in _places() - self._before if any(s in entry for s in (*scopes, self.cluster.run_id))}
         names = {path.name for path in self.cluster.folder.iterdir() if path.suffix not in (".out", ".jsonl", ".pt")}
         extra = {name for name in names - LEFT_IN_FOLDER if not name.startswith("context.")}
-        return wrong + [f"left behind: {entry}" for entry in sorted(left | extra)]
+        own = {f"tmp/{entry}" for entry in os.listdir(self.cluster.folder / "tmp") if not entry.startswith(TORCHS_OWN)}
+        for node in set(NODES) - self._away:  # the disk of a machine that is away is its own
+            own |= {str(file) for file in self.disk.glob(f"*/{node}/*")}
+        return wrong + [f"left behind: {entry}" for entry in sorted(left | extra | own)]
 
     def compare(self, plain: Path) -> list[str]:
         """Where the state or a loss differs from the uninterrupted run's."""

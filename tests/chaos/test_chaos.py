@@ -8,6 +8,6 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.long]
 
 
 @pytest.mark.timeout(5_400)
-def test_an_hour_of_chaos_leaves_the_same_training_behind():
+def test_an_hour_of_chaos_leaves_the_same_training_behind(tmp_path):
     """State and losses as of an uninterrupted run; the log verifies; nothing is left on the machine."""
-    assert campaign(60, seed=1) == 0
+    assert campaign(tmp_path, 60, seed=1) == 0
