@@ -263,7 +263,9 @@ class Round:
         groups = [group for group in FAULTS if group != "network" or self.machines is not None]
         for _ in range(20):
             group = chance.choice(groups)
-            done = chance.choice(FAULTS[group])(self, chance)
+            done = None
+            with contextlib.suppress(OSError):  # who was to be struck has just gone
+                done = chance.choice(FAULTS[group])(self, chance)
             if done is not None:
                 self.faults[group] += 1
                 self._say(f"step {_last_line_step(self._log(0))}: {done}")

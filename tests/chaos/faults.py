@@ -137,7 +137,7 @@ def leave(run: Round, chance: random.Random) -> str | None:
 
 
 def database_away(run: Round, chance: random.Random) -> str | None:
-    if (server := run.server) is None:
+    if (server := run.server) is None or not (server.data / "postmaster.pid").exists():
         return None
     seconds = chance.choice((0.5, 2.0, 6.0))
     how = chance.choice(("stopped", "killed"))
@@ -157,8 +157,8 @@ def _lock(run: Round) -> Callable[[], None] | None:
             return None
         return file.close
     engine = create_engine(run.cluster.log_url)
-    connection = engine.connect()
     try:
+        connection = engine.connect()
         connection.execute(text("SET LOCAL lock_timeout = '500ms'"))
         connection.execute(text("LOCK TABLE runs, events IN EXCLUSIVE MODE"))
     except SQLAlchemyError:
@@ -166,7 +166,8 @@ def _lock(run: Round) -> Callable[[], None] | None:
         return None
 
     def unlock() -> None:
-        connection.close()
+        with contextlib.suppress(SQLAlchemyError):  # the server was away meanwhile
+            connection.close()
         engine.dispose()
 
     return unlock
