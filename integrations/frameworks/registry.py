@@ -32,6 +32,7 @@ ADAPTERS: dict[str, str] = {
     "megatron.core.optimizer": "lmr.integrations.frameworks.megatron",
     "torchtitan.components.checkpoint": "lmr.integrations.frameworks.torchtitan",
     "transformers.trainer": "lmr.integrations.frameworks.transformers",
+    "accelerate.data_loader": "lmr.integrations.frameworks.accelerate",
 }
 """Imported module -> adapter module, which offers `attach() -> None`."""
 
@@ -40,6 +41,7 @@ SUPPORT: dict[str, Support] = {
     "megatron.core.optimizer": Support("Megatron Core", "megatron-core", "0.16.1", "0.16.1"),
     "torchtitan.components.checkpoint": Support("TorchTitan", "torchtitan", "0.2.2", "0.2.2"),
     "transformers.trainer": Support("Hugging Face Trainer", "transformers", "5.24.0", "5.24.0"),
+    "accelerate.data_loader": Support("Accelerate", "accelerate", "1.15.0", "1.15.0"),
 }
 """Imported module -> tested versions."""
 

@@ -25,6 +25,7 @@ DISTRIBUTIONS = {
     "Megatron Core": "megatron-core",
     "TorchTitan": "torchtitan",
     "Hugging Face Trainer": "transformers",
+    "Accelerate": "accelerate",
 }
 SHOWN = ("rank killed", "machine lost", "rank stopped", "rank corrupted")
 """Disturbances: a column each. Its cells say that the end was equal, or how SCOUT named the rank and it was equal."""

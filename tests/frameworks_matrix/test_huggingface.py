@@ -1,4 +1,7 @@
-"""The Hugging Face Trainer. Runs in the environment `environments.py` makes; without transformers it is skipped."""
+"""The Hugging Face Trainer, and Accelerate without it.
+
+Runs in the environment `environments.py` makes; without transformers it is skipped.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -11,7 +14,9 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed here"),
 ]
 
-SCRIPT = str(Path(__file__).parents[2] / "docs" / "examples" / "huggingface_trainer.py")
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+SCRIPT = str(EXAMPLES / "huggingface_trainer.py")
+ACCELERATE = str(EXAMPLES / "accelerate_loop.py")
 
 
 def test_trainer(drill):
@@ -21,4 +26,11 @@ def test_trainer(drill):
     """
     own = ["--output", "{out}-checkpoints", "--save-every", "12"]
     loop = drill("huggingface", [SCRIPT, "--accumulate", "2", *own], stop=True, groups={(0, 1)})
+    assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}
+
+
+@pytest.mark.long
+def test_accelerate(drill):
+    """A loop of the script's own: loaders that take a batch ahead, two micro-batches a step, several passes."""
+    loop = drill("accelerate", [ACCELERATE, "--accumulate", "2"], groups={(0, 1)})
     assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}

@@ -7,6 +7,10 @@ and all random state at its start.
 
 On the way back the iterations already finished give nothing, and the current one is begun from the random state it once
 began from and moved on past the batches that were used, by asking the batch sampler only: no sample is loaded twice.
+
+Another loader may stand around one and take a batch from it before it hands out the one it took last (`read_ahead`).
+At a boundary that batch has left the loader, but the loop has not seen it. On the way back it is loaded again, from the
+random state it was loaded from, and the state of the boundary is set where the next one is asked for, as at first.
 """
 
 from __future__ import annotations
@@ -45,6 +49,17 @@ class Iteration:
     fed: bool = False
     stepped: bool = False
     ended: bool = False
+    passes: int | None = None
+    """How many passes the loader around this one had counted at the start; None: there is none around."""
+    last: dict[str, Any] | None = None
+    """Random state before the batch that is ahead."""
+    due: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be done where a batch is asked for next, and next but one."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the batch that was given out last is not in the loop yet; after the end it is."""
+        return self.passes is not None
 
     @property
     def running(self) -> bool:
@@ -91,7 +106,8 @@ class Loaders:
         """Begin the next iteration as usual."""
         track = self.track(loader)
         self._close(track)
-        iteration = Iteration(track.begun, {"rng": rng.read(), "generators": _read_generators(loader)})
+        start = {"rng": rng.read(), "generators": _read_generators(loader)}
+        iteration = Iteration(track.begun, start, passes=_passes_around(loader))
         track.begun += 1
         track.current = iteration
         iterator = make(loader)
@@ -117,8 +133,12 @@ class Loaders:
     @staticmethod
     def asked(iteration: Iteration) -> None:
         """A batch is asked for: samplers draw their order at the first."""
+        if iteration.due:
+            iteration.due.pop(0)()
+        if iteration.ahead:
+            iteration.last = rng.read()
         if iteration.first is None:
-            iteration.first = rng.read()
+            iteration.first = iteration.last or rng.read()
 
     def gave(self, iteration: Iteration) -> None:
         """A batch has been given out."""
@@ -130,7 +150,7 @@ class Loaders:
         """An optimizer step has been completed: whoever fed the loop since the last one is a training loader."""
         for track in self._tracks.values():
             iteration = track.current
-            if iteration is not None and iteration.fed and iteration.running:
+            if iteration is not None and iteration.fed and (iteration.running or iteration.ahead):
                 iteration.stepped = track.training = True
                 iteration.fed = False
 
@@ -139,7 +159,9 @@ class Loaders:
         return any(t.training and t.current is not None and t.current.running for t in self._tracks.values())
 
     def is_used_up(self, track: Track, iteration: Iteration) -> bool:
-        """Whether the iteration has given out its last batch, where that can be told."""
+        """Whether the loop is through with the iteration's last batch, where that can be told."""
+        if iteration.ahead:
+            return False
         loader = dict(self._created.alive()).get(track.number)
         if loader is None or isinstance(loader.dataset, IterableDataset):
             return False
@@ -165,14 +187,19 @@ class Loaders:
             iteration, loader = track.current, alive.get(number)
             if not track.training or iteration is None or loader is None:
                 continue
-            found[str(number)] = {
+            place = found[str(number)] = {
                 "ordinal": iteration.ordinal,
                 "stepless": list(track.stepless),
-                "yielded": iteration.yielded,
+                # Samplers may draw once more where they end: who was asked in vain is to be asked in vain again.
+                "yielded": iteration.yielded + int(iteration.ended),
                 "start": iteration.start,
                 "first": iteration.first,
                 "generators": _read_generators(loader),
             }
+            if iteration.passes is not None:
+                place["passes"] = iteration.passes + int(iteration.ended)
+                if iteration.yielded and not iteration.ended:
+                    place |= {"yielded": iteration.yielded - 1, "before": iteration.last, "boundary": rng.read()}
             keeper = _keeper(loader)
             if keeper is not None:
                 found[str(number)]["kept"] = codec.encode(keeper.state_dict(), f"loader.{number}", store)
@@ -203,6 +230,18 @@ class Loaders:
         track = self.track(loader)
         return track.begun in self._target[track.number]["stepless"]
 
+    def read_ahead(self, loader: Any, around: Any) -> None:
+        """From its next iteration on, `around` takes a batch from `loader` before it hands out the one it took last.
+
+        Args:
+            loader: inside.
+            around: counts its complete passes in `iteration`, and is told here how many there were.
+        """
+        loader.__dict__["_lmr_around"] = weakref.ref(around)
+        place = self._target.get(self.track(loader).number)
+        if place is not None and "passes" in place and not self.repeats(loader):
+            around.iteration = place["passes"]
+
     def lead(self, loader: Any, make: MakeIterator, restore: Callable[[], None]) -> Any:
         """Begin the next iteration of a loader on its way: nothing if it was finished, else where it stood.
 
@@ -222,6 +261,7 @@ class Loaders:
             return _Nothing()
         del self._target[track.number]
         iteration = Iteration(track.begun, place["start"], place["first"], yielded=place["yielded"], stepped=True)
+        iteration.passes = _passes_around(loader)
         track.current, track.training, track.stepless = iteration, True, list(place["stepless"])
         track.begun += 1
         keeper = _keeper(loader) if "kept" in place else None
@@ -237,7 +277,15 @@ class Loaders:
             iterator = self._begin_past(loader, make, iteration)
         self._follow(iterator, track, iteration)
         restore()
-        _write_generators(loader, place["generators"])
+        if "before" not in place:
+            _write_generators(loader, place["generators"])
+            return iterator
+
+        def at_boundary() -> None:
+            rng.write(place["boundary"])
+            _write_generators(loader, place["generators"])
+
+        iteration.due = [lambda: rng.write(place["before"]), at_boundary]
         return iterator
 
     def _begin_past(self, loader: Any, make: MakeIterator, iteration: Iteration) -> Any:
@@ -268,6 +316,13 @@ class Loaders:
             _BatchIterator._next_index = original
 
 
+def _passes_around(loader: Any) -> int | None:
+    """What the loader that takes batches from this one ahead of the loop has counted; None: there is none."""
+    reference = loader.__dict__.get("_lmr_around")
+    around = None if reference is None else reference()
+    return None if around is None else int(around.iteration)
+
+
 def _skip(take: Callable[[], Any], count: int) -> None:
     for _ in range(count):
         try:
@@ -291,6 +346,7 @@ def _generators(loader: Any) -> dict[str, torch.Generator]:
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = {"loader": loader, "sampler": getattr(loader, "sampler", None), "batch_sampler": batch_sampler}
     owners["inner"] = getattr(batch_sampler, "sampler", None)
+    owners["innermost"] = getattr(getattr(batch_sampler, "batch_sampler", None), "sampler", None)
     found: dict[str, torch.Generator] = {}
     for name, owner in owners.items():
         generator = getattr(owner, "generator", None)

@@ -283,6 +283,12 @@ class Session:
     def _is_evaluating() -> bool:
         return not torch.is_grad_enabled()
 
+    def read_ahead(self, loader: Any, around: Any) -> None:
+        """Another loader takes batches from this one ahead of the loop: see `Loaders.read_ahead`."""
+        if self._must_restore:
+            self._open()
+        self.loaders.read_ahead(loader, around)
+
     def _open(self) -> ShardReader:
         """Wait for the shard; after this the loaders know where to go."""
         if self._reader is None:
