@@ -23,7 +23,7 @@ def read() -> dict[str, Any]:
         name, keys, position, has_gauss, cached = numpy.random.get_state()
         if name == "MT19937":
             state["numpy"] = [_text(keys.tobytes()), int(position), int(has_gauss), float(cached)]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized() and torch.cuda.is_available():  # type: ignore[no-untyped-call]
         state["cuda"] = [of_tensor(one) for one in torch.cuda.get_rng_state_all()]
     return state
 
