@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lmr.integrations.gemini.bench_node import BenchNode
@@ -38,10 +38,10 @@ def run(*, quick: bool) -> list[Row]:
     """One row for each comparison and size.
 
     Returns:
-        what, size_mb, ours_ms and theirs_ms (medians), ratio (ours to theirs) with low and high, ours_cpu_ms and
-        theirs_cpu_ms (medians, where they were measured: of the loop's thread for a capture, of the process for a
-        restore, of all processes for a replica and a step), pairs. What a vault takes has ours_mb and theirs_mb
-        instead. A size that does not fit into memory has one row that says so.
+        what, size_mb, ours_ms and theirs_ms (medians), ratio (ours to theirs) with low and high; the same of processor
+        time, where it was measured: of the loop's thread for a capture, of the process for a restore, of all processes
+        for a replica and a step; pairs. What a vault takes has ours_mb and theirs_mb instead. A size that does not fit
+        into memory has one row that says so.
     """
     rows: list[Row] = []
     for mb in QUICK_SIZES if quick else ALL_SIZES:
@@ -53,7 +53,7 @@ def run(*, quick: bool) -> list[Row]:
     return rows
 
 
-def interval(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+def interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
     """Geometric mean of the pairs' ratios, and its 95 % interval."""
     logs = [math.log(one / other) for one, other in zip(ours, theirs, strict=True)]
     middle = statistics.fmean(logs)
@@ -66,30 +66,46 @@ def interval(ours: list[float], theirs: list[float]) -> tuple[float, float, floa
 
 
 def _row(
-    what: str, mb: int, ours: list[float], theirs: list[float], cpu: tuple[float | None, float | None] = (None, None)
+    what: str,
+    mb: int,
+    ours: list[float],
+    theirs: list[float],
+    ours_cpu: Sequence[float] = (),
+    theirs_cpu: Sequence[float] = (),
 ) -> Row:
-    ratio, low, high = interval(ours, theirs) if ours else (None, None, None)
+    ratio, low, high = _rounded(ours, theirs)
+    cpu_ratio, cpu_low, cpu_high = _rounded(ours_cpu, theirs_cpu)
     return {
         "what": what,
         "size_mb": mb,
-        "ours_ms": _ms(statistics.median(ours)) if ours else None,
-        "theirs_ms": _ms(statistics.median(theirs)) if theirs else None,
-        "ratio": None if ratio is None else round(ratio, 3),
-        "low": None if low is None else round(low, 3),
-        "high": None if high is None else round(high, 3),
-        "ours_cpu_ms": _ms(cpu[0]),
-        "theirs_cpu_ms": _ms(cpu[1]),
+        "ours_ms": _ms(ours),
+        "theirs_ms": _ms(theirs),
+        "ratio": ratio,
+        "low": low,
+        "high": high,
+        "ours_cpu_ms": _ms(ours_cpu),
+        "theirs_cpu_ms": _ms(theirs_cpu),
+        "cpu_ratio": cpu_ratio,
+        "cpu_low": cpu_low,
+        "cpu_high": cpu_high,
         "pairs": len(ours),
     }
 
 
+def _rounded(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Ratio and interval; none where there is nothing, or less than the clock can tell."""
+    if not ours or min(*ours, *theirs) <= 0:
+        return None, None, None
+    ratio, low, high = interval(ours, theirs)
+    return round(ratio, 3), round(low, 3), round(high, 3)
+
+
 def _pair(what: str, mb: int, ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> Row:
-    cpu = statistics.median(ours["cpu_s"]), statistics.median(theirs["cpu_s"])
-    return _row(what, mb, ours["wall_s"], theirs["wall_s"], cpu)
+    return _row(what, mb, ours["wall_s"], theirs["wall_s"], ours["cpu_s"], theirs["cpu_s"])
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 2)
+def _ms(seconds: Sequence[float]) -> float | None:
+    return round(1000 * statistics.median(seconds), 2) if seconds else None
 
 
 def _policy(copy_mode: str) -> dict[str, Any]:
@@ -210,9 +226,11 @@ def _pace(mb: int, *, quick: bool) -> Iterator[Row]:
         yield _row(f"left out: {OTHER} could not be installed", mb, [], [])
     alone = found.pop("none")
     for kind, runs in found.items():
-        ours, theirs = ([one["step_s"] for one in side] for side in (runs, alone))
-        ours_cpu_s, theirs_cpu_s = (statistics.median(one["cpu_s"] for one in side) for side in (runs, alone))
-        yield _row(f"step with {kind} / step without", mb, ours, theirs, cpu=(ours_cpu_s, theirs_cpu_s))
+        yield _pair(f"step with {kind} / step without", mb, _clocks(runs), _clocks(alone))
+
+
+def _clocks(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
+    return {"wall_s": [one["step_s"] for one in runs], "cpu_s": [one["cpu_s"] for one in runs]}
 
 
 def _paces(mb: int, steps: int, other: str | None) -> dict[str, Callable[[], dict[str, Any]]]:

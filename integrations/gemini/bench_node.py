@@ -128,10 +128,11 @@ class BenchNode:
 
     def taken_bytes(self) -> int:
         """Memory of the vault: its memfds, and what is its process's alone."""
-        found = 0
+        files = {}  # a mapping has a descriptor of its own
         for link in Path(f"/proc/{self._process.pid}/fd").iterdir():
             if "memfd:lmr-vault" in str(link.readlink()):
-                found += link.stat().st_blocks * 512
+                files[link.stat().st_ino] = link.stat().st_blocks * 512
+        found = sum(files.values())
         for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
                 found += int(line.split()[1]) * 1024
