@@ -83,8 +83,12 @@ def _sorted(value: Any) -> Any:
             ordered = {}
             for key in keys:
                 item = value[key]
-                # Most values are strings: asked here, they cost no call.
-                ordered[key] = item if type(item) is str else _sorted(item)
+                # Most values are strings and numbers: asked here, they cost no call.
+                sort = type(item)
+                if sort is str or (sort is int and -MAX_INTEGER <= item <= MAX_INTEGER):
+                    ordered[key] = item
+                else:
+                    ordered[key] = _sorted(item)
             return ordered
     elif kind is list or kind is tuple:
         return list(map(_sorted, value))

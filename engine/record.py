@@ -53,10 +53,15 @@ def seal(
         NotCanonical: the event holds a value without canonical bytes.
     """
     version = EVENT_TYPES[event.type].version if event.type in EVENT_TYPES else 1
-    envelope: dict[str, Any] = event.to_json()
-    envelope.update(
-        run_id=run_id, seq=seq, event_id=event_id, version=version, recorded_at_ms=recorded_at_ms, epoch=epoch
-    )
+    envelope: dict[str, Any] = {
+        **event.to_json(),
+        "run_id": run_id,
+        "seq": seq,
+        "event_id": event_id,
+        "version": version,
+        "recorded_at_ms": recorded_at_ms,
+        "epoch": epoch,
+    }
     body = canonical_bytes(envelope)
     return Record(
         run_id, seq, event_id, version, recorded_at_ms, epoch, event, body, prev_hash, record_hash(prev_hash, body)

@@ -171,7 +171,7 @@ def _raw_appends(log: EventLog, run_id: str, batches: list[list[Record]]) -> Non
                 cursor.execute("BEGIN IMMEDIATE")
             cursor.execute(head + ("" if sqlite else " FOR UPDATE"), (run_id,))
             old = cursor.fetchone()[0]
-            for record in batch[:1]:
+            for record in batch:
                 cursor.execute(known, (run_id, record.event_id))
                 cursor.fetchall()
             cursor.executemany(insert, [row_of(record) for record in batch])

@@ -69,8 +69,9 @@ class Writing:
         wanted = [event_id for event_id in event_ids if event_id not in self._looked_up]
         if not wanted:
             return
-        for event_id in wanted:
-            refuse_text(event_id, event_id)
+        if not all(wanted) or "\0" in "".join(wanted):
+            for event_id in wanted:
+                refuse_text(event_id, event_id)
         self._looked_up.update(dict.fromkeys(wanted))
         for event_id, seq, body in self._dialect.known_ids(self._connection, self.run_id, wanted):
             # The hashes play no part in what the event says.
@@ -149,7 +150,8 @@ class Writing:
             if payload_bytes(own.event) != payload_bytes(event):
                 raise IdConflict(event_id, own.seq)
             return True
-        self.look_up((event_id,))
+        if event_id not in self._looked_up:
+            self.look_up((event_id,))
         found = self._looked_up[event_id]
         if found is None:
             return False
@@ -207,7 +209,9 @@ def row_of(record: Record) -> tuple[Any, ...]:
 def _refuse_unstorable(record: Record) -> None:
     if len(record.body) > MAX_EVENT_BYTES:
         raise EventRefused(record.event_id, f"{len(record.body)} bytes; the limit is {MAX_EVENT_BYTES}")
-    refuse_text(record.event_id, record.event.source, record.event.type)
+    source, type_ = record.event.source, record.event.type
+    if not source or not type_ or "\0" in source or "\0" in type_:
+        refuse_text(record.event_id, source, type_)
 
 
 def refuse_text(event_id: str, *texts: str) -> None:
