@@ -27,13 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="few repetitions and small sizes")
     parser.add_argument("--only", choices=sorted(PARTS), action="append", help="these parts only")
     parser.add_argument("--postgres", metavar="URL", help="measure the store in this empty schema too")
+    parser.add_argument("--repetitions", type=int, metavar="N", help="of each failure in the part `recovery`")
+    parser.add_argument(
+        "--predecessor",
+        action="store_true",
+        help="in the part `recovery` also lm-resiliency 0.2.0, installed into an environment of its own",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the parts in turn and print their rows."""
     for part in args.only or PARTS:
-        more = {"postgres_url": args.postgres} if part == "store" else {}
+        more = {}
+        if part == "store":
+            more = {"postgres_url": args.postgres}
+        elif part == "recovery":
+            more = {"repetitions": args.repetitions, "predecessor": args.predecessor}
         rows = importlib.import_module(PARTS[part]).run(quick=args.quick, **more)
         if args.json:
             for row in rows:

@@ -70,6 +70,7 @@ class Cluster:
         context: whether a restart context path is given.
         log_url: the event log's database server; None: the embedded log beside the restart context.
         inside: what goes before a node's command, such as `ip netns exec NAME`.
+        torchrun: the command; None: the one of this interpreter's environment.
     """
 
     folder: Path
@@ -85,6 +86,7 @@ class Cluster:
     context: bool = True
     log_url: str | None = None
     inside: Callable[[str], Sequence[str]] = lambda _node: ()
+    torchrun: Path | None = None
     agents: dict[str, Agent] = field(default_factory=dict)
     _records: list[Record] = field(default_factory=list)
 
@@ -116,7 +118,7 @@ class Cluster:
         if self.context and self.backend == "lm_resiliency":
             conf.setdefault("lm_resiliency_restart_context_path", str(self.folder / "context.json"))
         return [
-            str(Path(sys.executable).with_name("torchrun")),
+            str(self.torchrun or Path(sys.executable).with_name("torchrun")),
             f"--nnodes={self.nodes}",
             f"--nproc-per-node={self.nproc}",
             *self.options,
@@ -197,6 +199,12 @@ class Cluster:
             elif warm is not None and _warm_rank(parent) is None:
                 found[warm] = pid
         return found
+
+    def is_warm(self, node: str) -> bool:
+        """Whether the node's warm process has loaded torch and takes requests."""
+        pid = f"-{self.agents[node].process.pid}-"
+        sockets = Path("/proc/net/unix").read_text().splitlines()
+        return any("@lmr-warm-" in line and pid in line for line in sockets)
 
     def workers(self, node: str) -> dict[int, int]:
         """Pids of the processes torchrun started on the node, by global rank."""
