@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 VERBS = {
     "demo": "the closed loop on this machine: kill a worker, kill a machine, flip a bit, and training goes on",
@@ -48,12 +50,22 @@ def _module(verb: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Returns its exit code: 0 fine, 1 found or failed, 2 cannot be done."""
+    """Run one verb. Returns its exit code: 0 fine, 1 found or failed, 2 cannot be done.
+
+    Told to end by SIGINT or SIGTERM, a verb first ends what it started: agents of a demo or a benchmark.
+    """
     args = build_parser().parse_args(argv)
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         return int(args.run(args))
     except KeyboardInterrupt:
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
