@@ -17,8 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/lmr demo
 
+# Two at a time: a training that starts keeps one core busy and then waits. A file's tests stay together.
 test: install
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile
 
 test-all: install
 	$(BIN)/python -m pytest

