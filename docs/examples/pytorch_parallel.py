@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -41,6 +43,7 @@ def arguments():
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds to sleep after each step, to watch it")
     parser.add_argument("--log-file", dest="log", help="append one JSON line a step to LOG_FILE.rankN.jsonl")
+    parser.add_argument("--checkpoints", help="save the model every 20 steps to a folder in CHECKPOINTS")
     parser.add_argument("--final", help="save what this rank holds to FINAL.rankN.pt at the end")
     return parser.parse_args()
 
@@ -113,6 +116,8 @@ def main():
             if log is not None:
                 with log.open("a") as lines:
                     lines.write(json.dumps({"step": step, "epoch": epoch, "loss": loss.item().hex()}) + "\n")
+            if args.checkpoints and step % 20 == 0:
+                checkpoint.save(get_model_state_dict(model), checkpoint_id=f"{args.checkpoints}/{step}")
             time.sleep(args.pace)
             if step >= args.steps:
                 break
