@@ -9,8 +9,10 @@ lives, what counts as a step. It hands itself to `Session.claim` where the frame
 from __future__ import annotations
 
 import functools
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ __all__ = [
     "after",
     "guarded",
     "replace",
+    "save_beside",
     "session",
 ]
 
@@ -140,6 +143,23 @@ def attach_whole(attach: Callable[[], None]) -> None:
             owner, name, original = _replaced.pop()
             setattr(owner, name, original)
         raise
+
+
+def save_beside(found: Session, folder: Path) -> None:
+    """Save this step's state into the folder of a checkpoint that the framework has just written: the durable tier.
+
+    Called by every rank at once with the same folder, between two steps. It is one more `torch.distributed.checkpoint`
+    in the folder's `lm_resiliency`, of all state; the framework's own loading does not look at it. When it cannot be
+    written that is said, and what is kept in memory is as before.
+    """
+    if not found.protects_durably:
+        return
+    checkpoint = importlib.import_module("torch.distributed.checkpoint")
+    failed: type[BaseException] = checkpoint.api.CheckpointException  # no `Exception`: torch means it to end the script
+    try:
+        checkpoint.save({}, checkpoint_id=str(folder / "lm_resiliency"))  # followed by us under this name
+    except (failed, OSError) as error:
+        found.degraded("durable checkpoints", repr(error))
 
 
 def guarded(found: Session, where: str, action: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ ZeRO 3 steps its inner optimizer once a sub-group. A step skipped by an overflow
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def attach() -> None:
     engine = deepspeed.runtime.engine.DeepSpeedEngine
     adapter.after(engine, "_take_model_step", _stepped)
     adapter.after(engine, "load_checkpoint", _loaded)
+    adapter.after(engine, "save_checkpoint", _saved)
     _keep_loaders_apart(deepspeed.runtime.dataloader.DeepSpeedDataLoader)
 
 
@@ -65,6 +67,15 @@ def _loaded(session: Session, _result: Any, engine: Any, *_args: Any, **_kwargs:
         session.restore()
     else:
         session.steps.completed = engine.global_steps
+
+
+def _saved(
+    session: Session, _result: Any, engine: Any, save_dir: str, tag: Any = None, *_args: Any, **_kwargs: Any
+) -> None:
+    """DeepSpeed's checkpoint lacks random states and the place in the data; what it takes to go on lies beside it."""
+    framework = session.objects.framework
+    if isinstance(framework, DeepSpeed) and framework.engines == [engine]:
+        adapter.save_beside(session, Path(save_dir) / str(tag or f"global_step{engine.global_steps}"))
 
 
 def _keep_loaders_apart(kind: Any) -> None:

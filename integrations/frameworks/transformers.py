@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -35,6 +36,7 @@ def attach() -> None:
     _set_what_files_would_hold(trainer)
     adapter.after(trainer, "_prepare_for_training", _prepared)
     adapter.after(module.CallbackHandler, "on_step_end", _step_done)
+    adapter.after(trainer, "_save_checkpoint", _saved)
     adapter.after(trainer, "_maybe_log_save_evaluate", _between_steps)
 
 
@@ -50,6 +52,11 @@ def _prepared(session: Session, _result: Any, trainer: Any, *_args: Any, **_kwar
 
 def _step_done(session: Session, _result: Any, _handler: Any, _args: Any, state: Any, *_more: Any) -> None:
     session.step_completed(state.global_step)
+
+
+def _saved(session: Session, _result: Any, trainer: Any, _model: Any, trial: Any) -> None:
+    folder = Path(trainer._get_output_dir(trial=trial))
+    adapter.save_beside(session, folder / f"checkpoint-{trainer.state.global_step}")
 
 
 def _between_steps(session: Session, *_args: Any, **_kwargs: Any) -> None:

@@ -102,6 +102,15 @@ class Job(Cluster):
             PATIENCE_S,
         )
 
+    def power_cut(self) -> None:
+        """All machines lose power: memory is gone, disks stay. Then the same command is started again."""
+        alive = [node for node in self.agents if node not in self.lost]
+        for node in alive:
+            self.kill_machine(node)
+            self.agents[node].process.wait()
+        for node in alive:
+            self.start(node)
+
     def finish(self) -> None:
         """Wait until all agents that were not lost have ended well."""
         for node in self.agents.keys() - self.lost:
@@ -137,7 +146,8 @@ def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
     """Runs a script undisturbed, then under us and disturbed; returns the second for more.
 
     A rank is killed, a machine is lost, and if asked for a rank's process is stopped or its parameters are corrupted,
-    each at its own time. `corrupt` says how that is found, `groups` which ranks are to compare their state.
+    each at its own time; or all machines lose power, and the framework's own checkpoint is what is left. `corrupt` says
+    how corruption is found, `groups` which ranks are to compare their state.
     """
 
     def run(
@@ -150,6 +160,7 @@ def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
         lose: bool = True,
         corrupt: str | None = None,
         stop: bool = False,
+        durable: bool = False,
         groups: set[tuple[int, ...]] | None = None,
         environ: dict[str, str] | None = None,
     ) -> Job:
@@ -192,6 +203,13 @@ def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
         if corrupt is not None:
             causes.append("sdc")
             shown["rank corrupted"] = corrupt
+            loop.wait_resumed(len(causes) - 1)
+        if durable:
+            loop.train_until(steps * 7 // 8)
+            persisted = {e["step"]: e["checkpoint_id"] for e in loop.facts("checkpoint_persisted")}
+            loop.power_cut()
+            causes.append("start")
+            shown["all memory lost"] = EQUAL
         loop.finish()
         plans = loop.plans()
         assert [p["cause"]["kind"] for p in plans] == causes, loop.standing()
@@ -204,6 +222,9 @@ def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
             assert (answer["action"], answer["cause"]["ranks"]) == ("replace", [nproc]), answer
             named = {f["recipe"] for f in loop.facts("replay_checked") if f["verdict"] == "corrupt"}
             assert named == ({"continuity"} if corrupt == CONTINUITY else set()), named
+        if durable:
+            sources = [(s["tier"], s["holder"]) for s in plans[-1]["checkpoint"]["sources"]]
+            assert sources == [("durable", persisted[plans[-1]["checkpoint"]["step"]])] * nodes, plans[-1]
         checked = {tuple(f["peers"]) for f in loop.facts("replay_checked") if f["recipe"] == "state_agreement"}
         assert groups is None or checked == groups, checked
         compare(plain, loop, nproc * nodes)

@@ -27,7 +27,7 @@ DISTRIBUTIONS = {
     "Hugging Face Trainer": "transformers",
     "Accelerate": "accelerate",
 }
-SHOWN = ("rank killed", "machine lost", "rank stopped", "rank corrupted")
+SHOWN = ("rank killed", "machine lost", "rank stopped", "rank corrupted", "all memory lost")
 """Disturbances: a column each. Its cells say that the end was equal, or how SCOUT named the rank and it was equal."""
 HEAD = ("framework", "mode", "attaches at", "peers compared", *SHOWN, "on")
 

@@ -231,6 +231,22 @@ def test_of_a_dtensor_the_local_part_travels_and_returns_as_a_dtensor(alone):
         reader.fresh("w", like=torch.zeros(4, 3))
 
 
+@pytest.mark.parametrize("where", ["checkpoint", "a-file/checkpoint"])
+def test_what_lies_beside_a_checkpoint_is_whole_or_said_to_be_missing(tmp_path, where):
+    """A full or wrong disk ends neither the script nor the captures in memory."""
+    (tmp_path / "a-file").write_text("")
+    said = []
+    session = types.SimpleNamespace(protects_durably=True, degraded=lambda what, why: said.append(what))
+    adapter.save_beside(session, tmp_path / where)
+    assert (tmp_path / where / "lm_resiliency" / ".metadata").exists() is not bool(said)
+    assert said == ([] if where == "checkpoint" else ["durable checkpoints"])
+
+
+def test_where_durable_checkpoints_are_turned_off_nothing_lies_beside(tmp_path):
+    adapter.save_beside(types.SimpleNamespace(protects_durably=False), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_every_mode_is_run_by_a_test():
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert [name for name in MODES if f'"{name}",' not in tests] == []

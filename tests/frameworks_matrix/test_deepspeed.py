@@ -41,8 +41,13 @@ def test_no_partitioning(drill):
 
 @pytest.mark.long
 def test_partitioned_gradients_with_accumulation_and_master_weights(drill):
-    """ZeRO 2 in bf16, two micro-batches a step: `step` runs twice as often as a step is completed."""
-    drill("zero2", [SCRIPT, "--stage", "2", "--precision", "bf16", "--accumulate", "2"], environ=EXTENSIONS)
+    """ZeRO 2 in bf16, two micro-batches a step: `step` runs twice as often as a step is completed.
+
+    When nobody's memory is left, what lies beside DeepSpeed's own checkpoint is restored.
+    """
+    own = ["--checkpoints", "{out}-checkpoints", "--save-every", "12"]
+    bf16 = ["--precision", "bf16", "--accumulate", "2"]
+    drill("zero2", [SCRIPT, "--stage", "2", *bf16, *own], durable=True, environ=EXTENSIONS)
 
 
 @pytest.mark.long

@@ -44,8 +44,16 @@ def assets(folder: Path) -> Path:
 def test_fully_sharded_trainer(drill, tmp_path):
     """FSDP2 as TorchTitan sets it up; the place in the data is its own loader's.
 
-    A restarted trainer loads the newest of its own checkpoints: what was captured is newer.
+    A restarted trainer loads the newest of its own checkpoints: what was captured is newer. When nobody's memory is
+    left, what that checkpoint lacks is found in it, too.
     """
     where = assets(tmp_path / "assets")
     environ = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
-    drill("titan", [SHIM, "--assets", str(where), "--checkpoints", "{out}-own"], steps=40, stop=True, environ=environ)
+    drill(
+        "titan",
+        [SHIM, "--assets", str(where), "--checkpoints", "{out}-own"],
+        steps=40,
+        stop=True,
+        durable=True,
+        environ=environ,
+    )
