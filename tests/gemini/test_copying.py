@@ -126,6 +126,27 @@ class Shard:
         return ShardReader(self.memory[number], self.meta).fresh(name)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_restore_is_complete_after_the_wait_however_many_threads_copy(threads: int) -> None:
+    """What is decoded from the tree may be read at once; a tensor that is a parameter takes gradients as before."""
+    tensors = {f"large.{i}": torch.rand(300_000) for i in range(4)} | {"small": torch.rand(3)}
+    shard = Shard(*((name, tensor, "anywhere") for name, tensor in tensors.items()))
+    shard.write(background=False)
+    reader = ShardReader(shard.memory[1], shard.meta, threads)
+    live = {name: nn.Parameter(torch.zeros_like(tensor)) for name, tensor in tensors.items()}
+    for name, target in live.items():
+        reader.copy_into(name, target)
+    later = {name: reader.fresh(name, target, later=True) for name, target in live.items()}
+    decoded = reader.decode({"state": {"$tensor": "large.3"}})["state"]
+    assert torch.equal(decoded, tensors["large.3"])
+    reader.wait()
+    for name, tensor in tensors.items():
+        assert torch.equal(live[name], tensor)
+        assert torch.equal(later[name], tensor)
+        assert live[name].requires_grad
+        assert live[name].is_leaf
+
+
 def write_in_place(weight: torch.Tensor) -> None:
     with torch.no_grad():
         weight.mul_(2)
