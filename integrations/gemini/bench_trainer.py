@@ -92,6 +92,10 @@ class Pairs:
         self.wall_s.append(time.perf_counter() - wall_s)
         self.cpu_s.append(self._cpu() - cpu_s)
 
+    def forget_first(self) -> None:
+        """The first one found cold code and memory nobody had touched."""
+        del self.wall_s[0], self.cpu_s[0]
+
     def to_json(self) -> dict[str, list[float]]:
         """As the benchmark reads it."""
         return {"wall_s": self.wall_s, "cpu_s": self.cpu_s}
@@ -165,7 +169,7 @@ def restore(training: Training, settings: dict[str, Any]) -> dict[str, Any]:
     file = Path(settings["folder"]) / "state.pt"
     torch.save(training.state(), file)
     copy, (ours, plain, loaded) = _copier(training), (Pairs(time.process_time) for _ in range(3))
-    for _ in range(settings["steps"]):
+    for _ in range(settings["steps"] + 1):
         training.optimizer.state.clear()
         with ours.one():
             vault = found._captures.vault()
@@ -181,6 +185,8 @@ def restore(training: Training, settings: dict[str, Any]) -> dict[str, Any]:
             training.optimizer.load_state_dict(state["optimizer"])
         del state, restored
     found._must_restore = False
+    for side in (ours, plain, loaded):
+        side.forget_first()
     return {"ours": ours.to_json(), "plain": plain.to_json(), "loaded": loaded.to_json()}
 
 
