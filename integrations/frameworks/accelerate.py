@@ -46,7 +46,7 @@ def _follow(session: Session, loader: Any) -> None:
     support = SUPPORT["accelerate.data_loader"]
     complaint = judge(support, metadata.version(support.distribution))
     if complaint is not None:
-        session.degraded("framework", complaint)
+        session.degraded("framework version", complaint)
     inside = vars(loader).get("base_dataloader")
     if type(inside) is DataLoader:
         session.read_ahead(inside, loader)

@@ -16,7 +16,7 @@ def fits(module: str) -> bool:
     try:
         version = metadata.version(support.distribution)
     except metadata.PackageNotFoundError:
-        session.degraded("framework", f"{support.name} is imported but has no metadata; its version is unknown")
+        session.degraded("framework version", f"{support.name} is imported but has no metadata; its version is unknown")
         return True
     complaint = judge(support, version)
     if complaint is None:
@@ -24,5 +24,5 @@ def fits(module: str) -> bool:
     if is_too_old(support, version):
         session.refuse_framework(complaint)
         return False
-    session.degraded("framework", complaint)
+    session.degraded("framework version", complaint)
     return True
