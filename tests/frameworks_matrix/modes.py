@@ -28,6 +28,7 @@ _FIRST = "first iteration"
 
 MODES = {
     "ddp": Mode("PyTorch", "DDP, 3 ranks", _FIRST, "all ranks"),
+    "amp": Mode("PyTorch", "DDP, bf16 autocast, `GradScaler` that skips, accumulation 2, 2 ranks", _FIRST, "all ranks"),
     "fsdp2": Mode("PyTorch", "FSDP2 (`fully_shard`), 2 ranks", _FIRST, "none"),
     "hsdp": Mode("PyTorch", "HSDP, 2 x 2 ranks", _FIRST, "replicas of a part"),
     "tp": Mode("PyTorch", "tensor parallel by DTensor, 2 ranks", _FIRST, "none"),

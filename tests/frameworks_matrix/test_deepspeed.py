@@ -28,14 +28,14 @@ def test_partitioned_optimizer(drill):
 
 @pytest.mark.long
 def test_partitioned_parameters(drill):
-    """ZeRO 3: nobody but this rank has its part of the parameters."""
-    drill("zero3", [SCRIPT, "--stage", "3"], stop=True, environ=EXTENSIONS)
+    """ZeRO 3: nobody but this rank has its part of the parameters, and its own continuity names it."""
+    drill("zero3", [SCRIPT, "--stage", "3"], corrupt="by continuity", environ=EXTENSIONS)
 
 
 @pytest.mark.long
 def test_no_partitioning(drill):
     """ZeRO 0: peers hold the same, and say so."""
-    loop = drill("zero0", [SCRIPT, "--stage", "0"], groups={(0, 1)}, environ=EXTENSIONS)
+    loop = drill("zero0", [SCRIPT, "--stage", "0"], stop=True, groups={(0, 1)}, environ=EXTENSIONS)
     assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}
 
 

@@ -30,7 +30,7 @@ def test_mixed_precision(drill):
 @pytest.mark.long
 def test_hybrid_sharded(drill):
     """HSDP on 2 x 2 ranks: the replicas of a part are peers, and agree."""
-    loop = drill("hsdp", [SCRIPT, "--mode", "hsdp"], nproc=2, groups={(0, 2), (1, 3)})
+    loop = drill("hsdp", [SCRIPT, "--mode", "hsdp"], nproc=2, stop=True, groups={(0, 2), (1, 3)})
     assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}, loop.plans()
 
 
@@ -43,4 +43,4 @@ def test_tensor_parallel(drill):
 @pytest.mark.long
 def test_single_process(drill):
     """One rank without a process group, killed and restarted in place."""
-    drill("single", [SCRIPT, "--mode", "single"], lose=False)
+    drill("single", [SCRIPT, "--mode", "single"], nodes=1, lose=False)
