@@ -46,8 +46,8 @@ class Namespace:
         """Where the host finds the node."""
         return f"10.219.{self.number}.2"
 
-    def open(self) -> None:
-        """Make it, unless it is there.
+    def open(self) -> bool:
+        """Make it; False when somebody has made it already.
 
         Raises:
             NotPossibleHere: no root, no `ip`, or the kernel refuses.
@@ -55,7 +55,7 @@ class Namespace:
         if os.geteuid() != 0 or shutil.which("ip") is None:
             raise NotPossibleHere("network_partition needs root and the `ip` command (iproute2)")
         if Path("/run/netns", self.name).exists():
-            return
+            return False
         inside = f"{self.name}n"
         _ip("netns", "add", self.name)
         _ip("link", "add", self.name, "type", "veth", "peer", "name", inside)
@@ -66,6 +66,7 @@ class Namespace:
         _ip("-n", self.name, "link", "set", self.name, "up")
         _ip("-n", self.name, "link", "set", "lo", "up")
         _ip("-n", self.name, "route", "add", "default", "via", self.host_address)
+        return True
 
     def command(self, arguments: list[str]) -> list[str]:
         """The same command, inside."""

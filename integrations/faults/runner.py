@@ -46,6 +46,7 @@ class Runner:
     node: str
     say: Callable[[str], None]
     _namespace: Namespace | None = None
+    _made_namespace: bool = False
     _mend_at: list[float] = field(default_factory=list)
 
     def run(self, command: Sequence[str]) -> int:
@@ -68,7 +69,7 @@ class Runner:
         finally:
             for number, handler in forwarding.items():
                 signal.signal(number, handler)
-            if self._namespace is not None:
+            if self._namespace is not None and self._made_namespace:
                 self._namespace.close()
 
     def _prepared(self, command: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -83,7 +84,7 @@ class Runner:
                 self.say(f"config_drift: {', '.join(sorted(fault.environ))} set on {self.node}")
             elif isinstance(fault, Partition) and self._namespace is None:
                 self._namespace = Namespace.of(self.marks.folder, self.node)
-                self._namespace.open()
+                self._made_namespace = self._namespace.open()
                 command = self._namespace.command(command)
                 self.say(f"network_partition: {self.node} runs in the network namespace {self._namespace.name}")
         return environ, command

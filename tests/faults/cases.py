@@ -127,7 +127,11 @@ SLOW = Group(
     policy_tables={"replay.straggler": "window_ms = 1000\n"},
     steps_after=240,
 )
-LATE = Group("late", (Case("timeout", keys="ms = 60000", facts=("rank_hung",), cause="hang"),))
+LATE = Group(
+    "late",
+    (Case("timeout", keys="ms = 60000", facts=("rank_hung",), cause="hang"),),
+    arguments=("--timeout-s", "20"),
+)
 EARLY = Group(
     "early",
     (
@@ -141,7 +145,7 @@ EARLY = Group(
             note="where collectives time out first, all that is left are errors of those who waited",
         ),
     ),
-    arguments=("--timeout-s", "12"),
+    arguments=("--timeout-s", "20"),
     policy_tables={"replay.hang": "floor_ms = 30000\n"},
 )
 CUT = Group(

@@ -49,7 +49,7 @@ ACCUSED_BY = {
     "checkpoint_dropped": "holder",
 }
 """Facts that say something is wrong, and where they say with whom."""
-STANDSTILL_S = 20.0
+STANDSTILL_S = 30.0
 LONG_S = 600.0
 
 
@@ -180,9 +180,9 @@ def _read(case: Case, strike: Strike, until_ms: int, records: list[Record]) -> O
             continue
         kind, data = record.event.type, record.event.to_json()["data"]
         since_ms = record.recorded_at_ms - strike.at_ms
-        if kind in ACCUSED_BY and not _is_echo(kind, data):
-            named = _named(data, ACCUSED_BY[kind])
-            if kind in case.facts and found.detected is None:
+        if kind in ACCUSED_BY and not _is_usual(kind, data):
+            named = [] if _is_echo(kind, data) else _named(data, ACCUSED_BY[kind])
+            if kind in case.facts and found.detected is None and (named or not case.names):
                 found.detected, found.detect_ms = kind, since_ms
                 found.named, found.right = tuple(named), bool(named) and set(named) <= culprits
             found.wrong += bool(set(named) - culprits)
@@ -197,11 +197,15 @@ def _read(case: Case, strike: Strike, until_ms: int, records: list[Record]) -> O
     return found
 
 
-def _is_echo(kind: str, data: dict[str, Any]) -> bool:
-    """Whether it is a check that found nothing, a copy no longer needed, or the error of a rank whose peer is gone."""
+def _is_usual(kind: str, data: dict[str, Any]) -> bool:
+    """Whether it is a check that found nothing, or a copy that is no longer needed."""
     clean = kind == "replay_checked" and data["verdict"] != "corrupt"
-    usual = kind == "checkpoint_dropped" and data["why"] not in ("vault_lost", "digest_mismatch")
-    return clean or usual or (kind == "worker_exited" and (data["error"] or {}).get("kind") == "collective")
+    return clean or (kind == "checkpoint_dropped" and data["why"] not in ("vault_lost", "digest_mismatch"))
+
+
+def _is_echo(kind: str, data: dict[str, Any]) -> bool:
+    """Whether it is the error of a rank that waited for another: it accuses nobody."""
+    return kind == "worker_exited" and (data["error"] or {}).get("kind") == "collective"
 
 
 def _named(data: dict[str, Any], key: str) -> list[str]:
