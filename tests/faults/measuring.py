@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,7 @@ def _named(data: dict[str, Any], key: str) -> list[str]:
     value = data.get(key)
     if value is None:
         value = data.get("ranks") or []
-    return [str(one) for one in (value if isinstance(value, list) else [value])]
+    return [str(one) for one in (value if isinstance(value, list) else [value]) if one != ""]
 
 
 # Without it -----------------------------------------------------------------------------------------------------------
@@ -239,7 +239,6 @@ def undisturbed(group: Group, folder: Path) -> list[dict[str, Any]]:
 def hurt(case: Case, group: Group, folder: Path) -> str:
     """What the fault does to the same training under plain torchrun, in words."""
     alone = Group(f"{case.name}-alone", (case,), arguments=group.arguments, steps_after=10)
-    whole = undisturbed(alone, folder)
     own = folder / alone.name
     own.mkdir()
     (own / "campaign.toml").write_text(alone.campaign())
@@ -248,15 +247,17 @@ def hurt(case: Case, group: Group, folder: Path) -> str:
         if case.effect == "network_partition":
             job.nodes, job.nproc = "2", WORLD // 2
             _wire(job, stack)
+            job.conf["is_host"] = "true"  # c10d does not know the addresses of further networks
         stack.callback(job.stop)
         for node in ("node-1", "node-2")[-int(job.nodes) :]:
             job.start(node)
             # c10d gives ranks in the order of process ids: the runner's torchrun must be there before the next.
             job.wait_for(lambda node=node: len(job.processes(node)) > 1, f"{node} to start torchrun")
-        return _what_became_of(case, job, whole)
+            job.conf.pop("is_host", None)
+        return _what_became_of(case, job, lambda: undisturbed(alone, folder))
 
 
-def _what_became_of(case: Case, job: InjectedJob, whole: list[dict[str, Any]]) -> str:
+def _what_became_of(case: Case, job: InjectedJob, undisturbed: Callable[[], list[dict[str, Any]]]) -> str:
     seen, at = -1, time.monotonic()
     while (code := job.agents["node-2"].process.poll()) is None:
         if job.step() != seen or not job.marks.strikes():
@@ -266,6 +267,7 @@ def _what_became_of(case: Case, job: InjectedJob, whole: list[dict[str, Any]]) -
         time.sleep(0.1)
     if code != 0:
         return f"ends with exit code {code}"
+    whole = undisturbed()
     equal = [job.entries(rank)[-1] == whole[rank]["final"] for rank in range(WORLD)]
     if not all(equal):
         return "another result" + ("" if any(equal) else " on every rank")

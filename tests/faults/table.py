@@ -47,7 +47,7 @@ def _row(case: Case, measured: dict) -> str:
     named = ", ".join(outcome["named"]) or (f"nobody: {case.note}" if outcome["detected"] else "-")
     cells = [
         case.name,
-        measured["hurt"][case.name],
+        measured["hurt"].get(case.name, "not measured yet"),
         f"`{outcome['detected']}`" if outcome["detected"] else f"**not seen**: {case.note}",
         named,
         "yes" if outcome["right"] else "no",
@@ -81,17 +81,17 @@ def main(wanted: list[str]) -> None:
         for group in GROUPS:
             if wanted and group.name not in wanted:
                 continue
-            for case in group.cases:
-                if case.name not in measured["hurt"]:
-                    measured["hurt"][case.name] = hurt(case, group, Path(name))
-                    write(measured)
-                    print(case.name, measured["hurt"][case.name], flush=True)
             for outcome in measure(group, Path(name)):
                 print(json.dumps(asdict(outcome)), flush=True)
                 measured["outcomes"][outcome.name] = {**asdict(outcome), "load": round(os.getloadavg()[1])}
             measured["machine"] = f"{os.cpu_count()} shared cores ({platform.machine()})"
             measured["torch"] = metadata.version("torch").partition("+")[0]
             write(measured)
+            for case in group.cases:
+                if case.name not in measured["hurt"]:
+                    measured["hurt"][case.name] = hurt(case, group, Path(name))
+                    write(measured)
+                    print(case.name, measured["hurt"][case.name], flush=True)
 
 
 if __name__ == "__main__":
