@@ -25,6 +25,8 @@ from lmr.integrations.operate.final_state import differences, last_losses, newes
 TRAINING = Path(__file__).with_name("training.py")
 ACTIVE, ALL = 4, 6
 NODES = tuple(f"node-{number}" for number in range(1, ALL + 1))
+SIDES = {node: "ab"[number % 2] for number, node in enumerate(NODES)}
+"""The switch of each node, where they have cables; said as its failure domain, so that replicas are on both sides."""
 HEARTBEAT_MS = 3_000
 POLICY = """\
 schema_version = 1
@@ -101,14 +103,14 @@ class Round:
         self._away: set[str] = set()
         """Nodes whose agent was ended on purpose and not started again."""
         self._known: list[Record] = []
-        self._looked, self._told = 0.0, 0
+        self._looked, self._told, self._struck_at = 0.0, 0, 0
         self.disk = folder / "disk"
         self.faults: Counter[str] = Counter()
         """How many of each group there were."""
         (folder / "tmp").mkdir(parents=True)
         (folder / "policy.toml").write_text(POLICY.format(disk=self.disk))
         (folder / "secret").write_bytes(b"a secret of this campaign only!!")
-        addresses = [machines.add(node, "ab"[number % 2]) for number, node in enumerate(NODES)] if machines else []
+        addresses = [machines.add(node, SIDES[node]) for node in NODES] if machines else []
         self.cluster = Cluster(
             folder,
             training_command(folder, steps),
@@ -211,7 +213,11 @@ class Round:
             return
         self._say(f"{node} is started again")
         self._away.discard(node)
-        self.cluster.start(node)
+        self._start(node)
+
+    def _start(self, node: str) -> None:
+        domain = {"LM_RESILIENCY_FAILURE_DOMAIN": SIDES[node]} if self.machines is not None else {}
+        self.cluster.start(node, **domain)
 
     # -- the round -----------------------------------------------------------------------------------------------------
 
@@ -219,10 +225,10 @@ class Round:
         """Train under so many faults, and none after `until` (monotonic). Returns what is wrong afterwards."""
         with self.cluster:
             try:
-                self.cluster.start(NODES[0])  # who serves the endpoint
+                self._start(NODES[0])  # who serves the endpoint
                 self._wait(lambda: self._joined(NODES[:1]), "the first node to join")
                 for node in NODES[1:]:
-                    self.cluster.start(node)
+                    self._start(node)
                 self._wait(lambda: self._joined(NODES), "all nodes to join")
                 for number in range(faults):
                     self._wait(self._trains, "training to go on")
@@ -255,7 +261,15 @@ class Round:
             return False
         went_on = [r.event.data for r in self._records() if isinstance(r.event.data, TrainingResumed)]
         begun = [data.step for data in went_on if data.generation == plan.plan.to_generation]
-        return bool(begun) and _last_line_step(self._log(0)) > begun[-1] + 12
+        moves = self._steps_done() > self._struck_at + 12
+        return moves and bool(begun) and _last_line_step(self._log(0)) > begun[-1] + 12
+
+    def _steps_done(self) -> int:
+        """Steps of rank 0, repeated ones too."""
+        try:
+            return self._log(0).read_bytes().count(b"\n")
+        except OSError:
+            return 0
 
     def _strike(self, chance: random.Random) -> None:
         """After a moment, some fault of some group."""
@@ -267,6 +281,7 @@ class Round:
             with contextlib.suppress(OSError):  # who was to be struck has just gone
                 done = chance.choice(FAULTS[group])(self, chance)
             if done is not None:
+                self._struck_at = self._steps_done()
                 self.faults[group] += 1
                 self._say(f"step {_last_line_step(self._log(0))}: {done}")
                 return
@@ -313,7 +328,9 @@ class Round:
 
     def _judge(self) -> list[str]:
         closed = self._closed()
-        wrong = [] if closed is not None and closed.outcome == "succeeded" else [f"the run closed as {closed}"]
+        if closed is None or closed.outcome != "succeeded":  # what it kept is for the next start of the run
+            return [f"the run closed as {closed}", *self._verified()]
+        wrong = []
         for node, agent in self.cluster.agents.items():
             if agent.process.returncode != 0 and node not in self._away:
                 wrong.append(f"the agent of {node} ended with {agent.process.returncode}: {agent.text()[-600:]}")
