@@ -74,6 +74,14 @@ class AgentLink:
         print(f"lmr: rank {self._context.rank}: {what}: {why}", file=sys.stderr)
         self._send({"kind": "degraded", "what": what, "why": why})
 
+    def back(self, what: str, how: str) -> None:
+        """What was said to be degraded is so no longer; should it be so again, that is said again."""
+        if what not in self._said:
+            return
+        self._said.remove(what)
+        print(f"lmr: rank {self._context.rank}: {what}: {how}", file=sys.stderr)
+        self._send({"kind": "back", "what": what, "how": how})
+
     def _send(self, message: dict[str, Any]) -> None:
         if self._sock is None:
             return

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from lmr.integrations.gemini import codec, finite
-from lmr.integrations.gemini.copying import Copier, Copy, StreamCopier, ThreadCopier, copy_all
+from lmr.integrations.gemini.copying import Copy, StreamCopier, ThreadCopier, copy_all
 from lmr.integrations.gemini.errors import ShardMismatch, StateUnknown
 from lmr.integrations.gemini.frozen import FrozenPart
 from lmr.integrations.gemini.shard import Entry, Layout, Section, ShardMeta, Wanted, read_entries, read_tree
@@ -117,9 +117,16 @@ class ShardWriter:
         self._layout = Layout([])
         self._places: dict[int, list[torch.Tensor]] = {}
         self._host = ThreadCopier()
-        self._device: Copier | None = None
+        self._device: StreamCopier | None = None
         self._trained = Tracer()
         self.frozen = FrozenPart()
+
+    def forget(self) -> None:
+        """The buffers are gone, and their numbers may come again for others. To be called when every copy has ended."""
+        if self._device is not None:
+            self._device.forget()
+        self._places.clear()
+        self.frozen.forget()
 
     def plan(self, collection: Collection, tree: bytes) -> ShardMeta:
         """Lay the tensors out; returns the lengths the shard will have."""

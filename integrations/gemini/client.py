@@ -3,7 +3,7 @@
 trainer                                     vault
 hello {role, rank, generation}      ->
 arena {bytes}                       ->      buffers of at least this size, please
-                                    <-      grant {buffer, bytes} + memfd (the first time) | grant {buffer: null}
+                                    <-      grant {buffer, bytes} + memfd (the first time) | grant {buffer: null, why}
 captured {buffer, step, meta, peers} ->     the granted buffer holds a shard
                                     <-      grant ...
 restore {step}                      ->
@@ -22,9 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lmr.integrations.gemini.errors import ShardMismatch, VaultUnavailable
+from lmr.integrations.gemini.errors import ShardMismatch, StaleGeneration, VaultUnavailable
 from lmr.integrations.gemini.shard import ShardMeta
 from lmr.integrations.torchrun import local_socket
+
+CONNECT_S = 5.0
+"""How long a vault that listens may take to answer the call; one that does not listen refuses it at once."""
 
 ReadDurable = Callable[[str], tuple[ShardMeta, mmap.mmap]]
 
@@ -56,17 +59,19 @@ class VaultClient:
         socket_name: abstract name the vault listens on.
         rank: global rank.
         generation: of this trainer.
+        connect_s: how long a connection may take to come about; 0 never waits.
 
     Raises:
         VaultUnavailable: nobody listens there.
     """
 
-    def __init__(self, socket_name: str, rank: int, generation: int) -> None:
+    def __init__(self, socket_name: str, rank: int, generation: int, connect_s: float = CONNECT_S) -> None:
         try:
-            self._sock = local_socket.connect(socket_name)
+            self._sock = local_socket.connect(socket_name, connect_s)
             local_socket.send(
                 self._sock,
                 {"kind": "hello", "role": "trainer", "rank": rank, "generation": generation, "pid": os.getpid()},
+                wait=connect_s > 0,
             )
         except (OSError, local_socket.LocalSocketError) as error:
             raise VaultUnavailable(f"the vault cannot be reached: {error}") from None
@@ -88,6 +93,7 @@ class VaultClient:
             patience_s: how long an answer the vault owes is waited for.
 
         Raises:
+            StaleGeneration: the vault does not take captures of this trainer's generation, or not yet.
             VaultUnavailable: the vault is gone.
         """
         deadline = time.monotonic() + patience_s
@@ -178,6 +184,8 @@ class VaultClient:
         self._awaiting = False
         number = message.get("buffer")
         if number is None:
+            if message.get("why") == "stale_generation":
+                raise StaleGeneration("the vault takes no captures of this generation yet")
             return
         if fds:
             self._mapped[number] = mmap.mmap(fds[0], int(message["bytes"]))

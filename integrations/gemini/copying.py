@@ -114,6 +114,12 @@ class StreamCopier:
             self._pinned.add(storage.data_ptr())
             self._device.cudart().cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0)
 
+    def forget(self) -> None:
+        """The buffers are about to go, and others may come to lie where they were; every copy has ended."""
+        for address in self._pinned:
+            self._device.cudart().cudaHostUnregister(address)
+        self._pinned.clear()
+
 
 class _StreamCopy:
     def __init__(self, device: Any, event: Any) -> None:

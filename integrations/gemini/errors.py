@@ -53,5 +53,9 @@ class VaultUnavailable(GeminiError):
     """The vault of this node cannot be reached or refuses."""
 
 
+class StaleGeneration(VaultUnavailable):
+    """The vault is in another generation than the trainer, or was started anew and has not been told of one yet."""
+
+
 class CopyFailed(GeminiError):
     """A copy that went on behind the loop's back failed or does not end."""

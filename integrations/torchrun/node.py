@@ -578,6 +578,8 @@ class NodeRuntime:
                 self._tell_run(**message)
             case "degraded":
                 log.error("protection_degraded", what=message["what"], why=message["why"])
+            case "back":
+                log.info("protection_back", what=message["what"], how=message["how"])
             case _:
                 pass
 

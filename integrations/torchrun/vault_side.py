@@ -249,7 +249,7 @@ class VaultSide:
     def _lost(self) -> None:
         """The vault died: what it had in memory is gone, and the log must know it. What is on disk stays."""
         self._forget([copy for copy in self._copies if copy[3] != "disk"], "vault_lost")
-        log.error("unprotected", why="the vault of this node died; its copies are gone until the next generation")
+        log.error("unprotected", why="the vault of this node died; its copies are gone; captures go on in the next one")
         self._spawn(self._restart())
 
     def _forget(self, copies: Iterable[tuple[int, int, int, str]], why: str) -> None:

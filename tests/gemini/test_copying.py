@@ -55,6 +55,9 @@ class FakeDevice:
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> None:
         self.registered.append(address)
 
+    def cudaHostUnregister(self, address: int) -> None:
+        self.registered.remove(address)
+
 
 class HeldCopier:
     """Copies when it is let go: a copy that takes as long as a test wants."""
@@ -96,12 +99,14 @@ def test_a_copy_that_fails_says_so() -> None:
         copy.wait(30)
 
 
-def test_a_buffer_is_pinned_once() -> None:
+def test_a_buffer_is_pinned_once_until_it_is_forgotten() -> None:
     device = FakeDevice()
     copier, whole = StreamCopier(device), torch.zeros(64, dtype=torch.uint8)
     for _ in range(3):
         copier.start([whole[:32], whole[32:]], [torch.ones(32, dtype=torch.uint8)] * 2)
     assert device.registered == [whole.data_ptr()]
+    copier.forget()
+    assert device.registered == []
 
 
 class Shard:
@@ -223,6 +228,20 @@ def test_frozen_parameters_are_copied_once_a_buffer() -> None:
         shard.write(number, background=False)
         assert torch.equal(shard.read("frozen", number), frozen)
     assert shard.writer.frozen.reused == 3
+
+
+def test_after_a_vault_was_lost_the_same_number_is_other_memory() -> None:
+    """The next vault counts its buffers from 1 again."""
+    frozen, weight = nn.Parameter(torch.randn(300, 300), requires_grad=False), nn.Parameter(torch.randn(5))
+    shard = Shard(("frozen", frozen, "never"), ("weight", weight, "step"))
+    shard.write(background=False)
+    shard.writer.forget()
+    shard.memory.clear()
+    write_in_place(weight)
+    shard.write(background=False)
+    assert torch.equal(shard.read("frozen"), frozen)
+    assert torch.equal(shard.read("weight"), weight)
+    assert shard.writer.frozen.reused == 0
 
 
 @pytest.mark.parametrize("write", WRITES[:3])

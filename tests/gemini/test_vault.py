@@ -13,7 +13,8 @@ import pytest
 from plain_trainer import PlainTrainer, content, vault_memory
 from vault_story import MakeNode, captured_pair, damage_one_byte, wait_until
 
-from lmr.integrations.gemini.errors import ShardMismatch
+from lmr.integrations.gemini.client import VaultClient
+from lmr.integrations.gemini.errors import ShardMismatch, StaleGeneration, VaultUnavailable
 from lmr.integrations.gemini.shard import Layout, Wanted
 from lmr.integrations.torchrun import local_socket
 
@@ -156,8 +157,37 @@ def test_captures_of_an_older_generation_are_refused(make_node: MakeNode) -> Non
     node.enter(1, 0, [0])
     straggler = PlainTrainer(node.vault_socket, 0, generation=0)
     straggler.client.request_arena(4096)
-    assert straggler.client.grant(5.0) is None
-    assert PlainTrainer(node.vault_socket, 0, generation=1).capture(1)
+    with pytest.raises(StaleGeneration):
+        straggler.client.grant(5.0)
+    current = PlainTrainer(node.vault_socket, 0, generation=1)
+    assert current.capture(1)
+    late = PlainTrainer(node.vault_socket, 0, generation=0)
+    with pytest.raises(VaultUnavailable):
+        late.capture(2)
+    assert current.capture(2), "a trainer that was replaced does not take the place of its successor"
+
+
+def test_a_vault_that_was_started_anew_takes_captures_once_it_is_told_the_generation(make_node: MakeNode) -> None:
+    node = make_node()
+    node.enter(3, 0, [0])
+    trainer = PlainTrainer(node.vault_socket, 0, generation=3)
+    assert trainer.capture(1)
+    node.vault.kill()
+    node.vault.wait()
+    with pytest.raises(VaultUnavailable):
+        trainer.capture(2)
+    with pytest.raises(VaultUnavailable):
+        VaultClient(node.vault_socket, 0, 3, connect_s=0)
+    node.vault = node._start_vault()
+    node.adopt()
+    early = VaultClient(node.vault_socket, 0, 3, connect_s=0)
+    early.request_arena(4096)
+    with pytest.raises(StaleGeneration):
+        early.grant(30.0)
+    node.enter(3, 0, [0])
+    node.tell({"kind": "pin", "step": 3})
+    assert PlainTrainer(node.vault_socket, 0, generation=3).capture(3)
+    assert node.wait_fact("checkpoint_captured", step=3)["generation"] == 3
 
 
 def test_steps_above_the_restored_one_never_happened(make_node: MakeNode) -> None:

@@ -16,6 +16,11 @@ def replicated(loop, slot, holder):
     return {e["step"] for e in loop.events("checkpoint_replicated") if (e["slot"], e["holder"]) == (slot, holder)}
 
 
+def captured(loop, slot):
+    """Steps of a slot that were captured."""
+    return {e["step"] for e in loop.events("checkpoint_captured") if e["slot"] == slot}
+
+
 def wait_replicated(loop, slot, holder, at_least):
     loop.wait_for(lambda: max(replicated(loop, slot, holder), default=0) >= at_least, f"a replica on {holder}", 120)
 
@@ -54,7 +59,10 @@ def test_a_promoted_standby_finds_its_shard_at_home(pair, undisturbed):
 
 
 def test_a_vault_that_died_is_no_incident_and_its_next_holds_replicas_again(pair, undisturbed):
-    """Its peers are told where the new one listens, and it is not asked for a state that was loaded before."""
+    """Its peers are told where the new one listens, and it is not asked for a state that was loaded before.
+
+    The trainers beside it go on, hand their captures to the new one, and can be restored from these.
+    """
     loop = pair("--step-s", "0.1", name="vault")
     loop.start_all("node-1", "node-2")
     wait_replicated(loop, 0, "node-2", 10)
@@ -64,10 +72,21 @@ def test_a_vault_that_died_is_no_incident_and_its_next_holds_replicas_again(pair
     os.kill(died, signal.SIGKILL)
     loop.wait_for(lambda: "vault_lost" in {e["why"] for e in loop.events("checkpoint_dropped")}, "the loss", 60)
     loop.wait_for(lambda: vaults(loop, "node-2") - {died}, "the next vault", 60)
+    before = max(loop.step(), max(captured(loop, 1)))
+    loop.wait_for(lambda: max(captured(loop, 1)) > before, "a capture in the next vault", 120)
+    wait_replicated(loop, 1, "node-1", before + 1)
+    wait_replicated(loop, 0, "node-2", before + 1)
+    assert len(loop.plans()) == 2, "nothing is decided for it"
     os.kill(max(loop.trainers("node-2").items())[1], signal.SIGKILL)
     loop.wait_resumed(2, 120)
-    wait_replicated(loop, 0, "node-2", loop.step() + 5)
+    checkpoint = loop.plans()[2]["checkpoint"]
+    assert checkpoint["step"] > before
+    assert [(s["holder"], s["tier"]) for s in checkpoint["sources"]] == [("node-1", "memory"), ("node-2", "memory")]
     finishes(loop, undisturbed, "node-1", "node-2")
+    said = loop.agents["node-2"].text()
+    assert [said.count(f"lmr: rank 1: vault: {what}") for what in ("the vault", "it is back")] == [1, 1], said
+    agent = [line for line in said.splitlines() if "what=vault" in line]
+    assert [sum(what in line for line in agent) for what in ("protection_degraded", "protection_back")] == [1, 1], said
     assert [plan["action"] for plan in loop.plans()] == ["start", "restart", "restart"]
     assert not loop.events("restore_failed")
 

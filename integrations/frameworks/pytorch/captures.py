@@ -1,4 +1,9 @@
-"""Hands captures of this trainer to the vault: at once, or when a copy that goes on has ended."""
+"""Hands captures of this trainer to the vault: at once, or when a copy that goes on has ended.
+
+A vault that dies is started again by the node runtime. The trainer looks for it at later boundaries and never waits for
+it: what listens answers a call on this node at once, what does not refuses it at once. The new vault's first grant is
+taken where it is found, at the boundary after. Until then steps are not captured, and training goes on.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,18 @@ from lmr.integrations.frameworks.agent_link import AgentLink
 from lmr.integrations.frameworks.pytorch.state import TrainingState
 from lmr.integrations.frameworks.trainer_context import TrainerContext
 from lmr.integrations.gemini.capture import ShardWriter, Unfinished
-from lmr.integrations.gemini.client import VaultClient
-from lmr.integrations.gemini.errors import CopyFailed, VaultUnavailable
+from lmr.integrations.gemini.client import CONNECT_S, VaultClient
+from lmr.integrations.gemini.errors import CopyFailed, StaleGeneration, VaultUnavailable
 from lmr.integrations.gemini.pace import Pace
 from lmr.integrations.gemini.shard import ShardMeta
 
 _GRANT_PATIENCE_S = 0.005
 _FIRST_GRANT_PATIENCE_S = 0.5
 _COPY_PATIENCE_S = 60.0
+_LOOK_AGAIN_S = 1.0
+"""Least time between two looks for a vault that is away."""
+_LOOK_AGAIN_MOST_S = 60.0
+"""Should vaults go on dying, each is looked for twice as long after its death as the one before, up to this."""
 
 
 @dataclass
@@ -50,8 +59,12 @@ class Captures:
         self._vault: VaultClient | None = None
         self._arena_bytes = 0
         self.pending: Pending | None = None
+        self._away = False
+        """Whether the vault was lost, or not found, since the last capture that was handed over."""
+        self._losses = 0
+        self._look_at_s = 0.0
         self.skipped = 0
-        """Captures the vault had no buffer for."""
+        """Captures the vault had no buffer for, or was not there for."""
         self.torn = 0
         """Captures somebody wrote into while they were copied; dropped."""
 
@@ -62,9 +75,10 @@ class Captures:
             VaultUnavailable: this node has none, or it cannot be reached.
         """
         if self._vault is None:
-            if self._context.vault_socket is None:
+            context, connect_s = self._context, 0.0 if self._away else CONNECT_S
+            if context.vault_socket is None:
                 raise VaultUnavailable("this node has none")
-            self._vault = VaultClient(self._context.vault_socket, self._context.rank, self._context.generation)
+            self._vault = VaultClient(context.vault_socket, context.rank, context.generation, connect_s)
         return self._vault
 
     def take(self, step: int, *, busy: bool) -> None:
@@ -78,14 +92,26 @@ class Captures:
             GeminiError: it cannot be captured, now or ever.
         """
         self.settle()
+        if self._context.vault_socket is None:
+            raise VaultUnavailable("this node has none")
+        if self._vault is None and time.monotonic() < self._look_at_s:
+            self.skipped += 1
+            return
+        try:
+            self._take(step, busy=busy)
+        except VaultUnavailable as error:
+            self.skipped += 1
+            self._lose(error)
+
+    def _take(self, step: int, *, busy: bool) -> None:
+        vault, patience_s = self.vault(), _GRANT_PATIENCE_S
         collection, tree, peers = self._state.collect(step)
         meta = self._writer.plan(collection, tree)
-        vault, patience_s = self.vault(), _GRANT_PATIENCE_S
         if meta.total_bytes > self._arena_bytes:
             self._arena_bytes = meta.total_bytes + meta.tree_bytes  # room for a tree that grows
             vault.request_arena(self._arena_bytes)
             patience_s = _FIRST_GRANT_PATIENCE_S
-        granted = vault.grant(patience_s)
+        granted = vault.grant(0.0 if self._away else patience_s)
         if granted is None:
             self.skipped += 1
             return
@@ -99,7 +125,37 @@ class Captures:
             self.pending = Pending(step, meta, peers, copy, took_s)
         else:
             self._pace.was_foreground(meta.tensor_bytes, took_s)
-            vault.captured(step, meta, peers)
+            self._hand_over(vault, step, meta, peers)
+
+    def _hand_over(self, vault: VaultClient, step: int, meta: ShardMeta, peers: list[int] | None) -> None:
+        vault.captured(step, meta, peers)
+        if self._away:
+            self._away = False
+            self._agent.back("vault", f"it is back, captures go on with step {step}")
+
+    def _lose(self, error: VaultUnavailable) -> None:
+        """The vault is away: let go of its memory, say so once, and look for it later. No copy goes on."""
+        wait_s = _LOOK_AGAIN_S
+        if self._vault is not None:
+            if not isinstance(error, StaleGeneration):
+                wait_s = min(_LOOK_AGAIN_S * 2**self._losses, _LOOK_AGAIN_MOST_S)
+                self._losses += 1
+            self._vault.close()
+            self._vault = None
+        self._arena_bytes = 0
+        self._writer.forget()
+        self._away = True
+        self._look_at_s = time.monotonic() + wait_s
+        self._agent.degraded("vault", f"{error}; nothing is captured until it is back")
+
+    def done_reading(self) -> None:
+        """The restored shard is no longer needed; a vault that has gone meanwhile need not know."""
+        if self._vault is None:
+            return
+        try:
+            self._vault.done_reading()
+        except VaultUnavailable as error:
+            self._lose(error)
 
     def settle(self, *, wait: bool = True) -> None:
         """Hand a capture over whose copy has ended; one that somebody wrote into is dropped.
@@ -112,7 +168,6 @@ class Captures:
 
         Raises:
             CopyFailed: it failed or does not end.
-            VaultUnavailable: the vault is gone.
         """
         pending = self.pending
         if pending is None or not (wait or pending.copy.done()):
@@ -124,10 +179,13 @@ class Captures:
         intact = pending.copy.intact()
         waited_s = pending.began_s + time.perf_counter() - began
         self._pace.was_background(pending.meta.tensor_bytes, waited_s, intact=intact)
-        if intact:
-            self.vault().captured(pending.step, pending.meta, pending.peers)
-        else:
+        if not intact:
             self.torn += 1
+            return
+        try:
+            self._hand_over(self.vault(), pending.step, pending.meta, pending.peers)
+        except VaultUnavailable as error:
+            self._lose(error)
 
     def close(self) -> None:
         """Leave the vault; what was granted goes back to it."""

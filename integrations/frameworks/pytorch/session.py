@@ -330,7 +330,8 @@ class Session:
         if self._must_restore and self.restore_is_over:
             self._must_restore = False
             self._reader = self._restored = None
-            self._captures.vault().done_reading()
+            self.settle()
+            self._captures.done_reading()
 
     def _refuse(self, why: str, detail: str, checkpoint_id: str | None = None) -> NoReturn:
         """The agreed state cannot be had: say so and wait for the plan that names another; never train on."""

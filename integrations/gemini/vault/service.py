@@ -151,7 +151,11 @@ class Service:
             self._adopt(sock, message.get("secret"))
         elif message.get("role") == "trainer":
             trainer = Trainer(sock, int(message["rank"]), int(message["generation"]))
-            self._trainer_left(self._trainers.get(trainer.rank))
+            present = self._trainers.get(trainer.rank)
+            if present is not None and present.generation > trainer.generation:
+                sock.close()  # one that lost a vault and has been replaced since
+                return
+            self._trainer_left(present)
             self._trainers[trainer.rank] = trainer
             self._reactor.watch(sock, lambda: self._hear_trainer(trainer))
         else:
