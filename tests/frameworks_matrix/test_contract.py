@@ -247,6 +247,18 @@ def test_where_durable_checkpoints_are_turned_off_nothing_lies_beside(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_table_in_the_documentation_has_a_row_for_each_mode_as_the_run_makes_it():
+    document = matrix.DOCUMENT.read_text()
+    rows = matrix.parse(document)
+    assert matrix.render(rows) in document
+    assert [row[1] for row in rows] == [mode.name for mode in MODES.values()]
+    newest = {support.name: support.newest for support in registry.SUPPORT.values()}
+    for row, mode in zip(rows, MODES.values(), strict=True):
+        if mode.framework in newest:
+            assert row[0] == f"{mode.framework} {newest[mode.framework]}"
+        assert row[4], f"{mode.name}: a killed rank was not shown"
+
+
 def test_every_mode_is_run_by_a_test():
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert [name for name in MODES if f'"{name}",' not in tests] == []
