@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from lmr.integrations.torchrun.config import BackendConfig
 from lmr.integrations.torchrun.errors import MeetingFailed
+from lmr.integrations.torchrun.identity import address_towards
 
 DEFAULT_PORT = 29400
 LOOK_AGAIN_S = 0.05
@@ -221,9 +222,16 @@ def _parse(endpoint: str) -> tuple[str, int]:
 
 
 def _is_this_machine(host: str) -> bool:
+    """Whether a name or address is this machine's, that of any of its networks: torch asks only for its host name's."""
     from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
-    return bool(_matches_machine_hostname(host))
+    if _matches_machine_hostname(host):
+        return True
+    try:
+        found = {str(where[0]) for *_, where in socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)}
+    except OSError:
+        return False
+    return any(address_towards(address, 1) == address for address in found)
 
 
 def _bind(port: int) -> socket.socket:
