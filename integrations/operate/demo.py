@@ -37,6 +37,9 @@ interval = 1
 
 [recovery]
 publish_ms = 200  # short steps: retain five a second
+
+[replay.pulse]
+report_ms = 100  # and hear of each before the next is retained
 """
 VICTIM = "node-2"
 SUBSTITUTE = "node-3"

@@ -237,6 +237,7 @@ class NodeRuntime:
             "LM_RESILIENCY_RESUME_STEP": str(step),
             "LMR_AGENT_SOCKET": self._workers.socket_name,
             warm_request.SOCKET: self._warm_name,
+            warm_request.PROCESS: str(self._warm.pid) if self._warm is not None else "",
             "LMR_VAULT_SOCKET": self._vault.socket_name,
             FENCE_MS: str(self._fence_ms() or ""),
             "LMR_WORKER_POLICY": self._config.worker_policy.model_dump_json(),

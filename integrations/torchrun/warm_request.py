@@ -7,7 +7,9 @@ be.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 
 from lmr.integrations.torchrun import local_socket
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 SWITCH = "LM_RESILIENCY_WARM_START"
 """`0` in the agent's environment: every trainer starts cold."""
 SOCKET = "LMR_WARM_SOCKET"
+PROCESS = "LMR_WARM_PID"
+LOADING_S = 15.0
+"""How long a restart waits for a warm process that is still loading: a cold start would load the same, once a rank."""
+LOOK_S = 0.05
 
 
 def understood(argv: list[str]) -> bool:
@@ -38,7 +44,7 @@ def ask(page_fd: int) -> tuple[socket.socket, int] | None:
     if not name or not understood(sys.orig_argv):
         return None
     try:
-        sock = local_socket.connect(name)
+        sock = _connect(name)
         job = {
             "argv": sys.orig_argv,
             "environ": dict(os.environ),
@@ -51,3 +57,29 @@ def ask(page_fd: int) -> tuple[socket.socket, int] | None:
     except (OSError, local_socket.LocalSocketError):
         return None
     return None if answer is None else (sock, int(answer[0]["pid"]))
+
+
+def _connect(name: str) -> socket.socket:
+    """The warm process; in a restart also one that has only just been started, such as that of a repaired machine.
+
+    Raises:
+        OSError: there is none, or it takes too long.
+    """
+    first = os.environ.get("LM_RESILIENCY_GENERATION") == "0"
+    until = time.monotonic() + (0 if first else LOADING_S)
+    while True:
+        try:
+            return local_socket.connect(name)
+        except ConnectionRefusedError:
+            # A signal that waits for this supervisor is more urgent; a warm process that is gone will not answer.
+            if time.monotonic() >= until or signal.sigpending() or not _is_alive(os.environ.get(PROCESS, "")):
+                raise
+        time.sleep(LOOK_S)
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return False

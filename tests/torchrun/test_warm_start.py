@@ -54,7 +54,7 @@ def preloaded():
 
 
 def test_a_lost_warm_process_costs_the_next_start_only_time(job, pytestconfig, monkeypatch):
-    """Its trainers die with it; the run restarts, cold or from a new one."""
+    """Its trainers die with it; the restart waits for a new one that is only just loading."""
     loop = job("--steps", "200", nodes="1:1")
     loop.start("node-1")
     serves = f"-{loop.agents['node-1'].process.pid}-"
@@ -67,6 +67,8 @@ def test_a_lost_warm_process_costs_the_next_start_only_time(job, pytestconfig, m
     assert len(parents) == 1
     os.kill(parents.pop(), signal.SIGKILL)
     loop.wait_resumed(2)
+    trainers = set(loop.trainers("node-1").values())
+    assert all(b"lmr.integrations.torchrun.warm" in _cmdline(pid) for pid in trainers), "cold"
     assert loop.wait_exit("node-1") == 0, loop.standing()
 
 
