@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lmr.integrations.gemini.errors import ShardMismatch, StaleGeneration, VaultUnavailable
+from lmr.integrations.gemini.errors import GenerationOver, ShardMismatch, StaleGeneration, VaultUnavailable
 from lmr.integrations.gemini.shard import ShardMeta
 from lmr.integrations.torchrun import local_socket
 
@@ -94,6 +94,7 @@ class VaultClient:
 
         Raises:
             StaleGeneration: the vault does not take captures of this trainer's generation, or not yet.
+            GenerationOver: it never will again.
             VaultUnavailable: the vault is gone.
         """
         deadline = time.monotonic() + patience_s
@@ -165,6 +166,8 @@ class VaultClient:
         try:
             local_socket.send(self._sock, message, wait=False)
         except OSError as error:
+            while self._readable(0.0):  # its last word, or the end
+                self._hear()
             raise VaultUnavailable(f"the vault does not listen: {error}") from None
 
     def _hear(self) -> None:
@@ -177,6 +180,8 @@ class VaultClient:
         message, fds = received
         if message.get("kind") == "grant":
             self._take_grant(message, fds)
+        elif message.get("kind") == "over":
+            raise GenerationOver(f"generation {message['generation']} begins")
         else:
             self._reply = received
 

@@ -57,5 +57,9 @@ class StaleGeneration(VaultUnavailable):
     """The vault is in another generation than the trainer, or was started anew and has not been told of one yet."""
 
 
+class GenerationOver(VaultUnavailable):
+    """A newer plan is carried out: this trainer is about to be stopped, and nothing is wrong with the vault."""
+
+
 class CopyFailed(GeminiError):
     """A copy that went on behind the loop's back failed or does not end."""

@@ -85,9 +85,13 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         LocalSocketError: not one JSON object.
     """
     fds = array.array("i")
+    space = socket.CMSG_SPACE(_FDS_MAX * fds.itemsize)
     try:
-        body, ancillary, flags, _ = sock.recvmsg(MESSAGE_MAX_BYTES, socket.CMSG_SPACE(_FDS_MAX * fds.itemsize))
-    except (ConnectionError, BrokenPipeError):
+        try:
+            body, ancillary, flags, _ = sock.recvmsg(MESSAGE_MAX_BYTES, space)
+        except ConnectionResetError:  # it left without reading everything; the kernel says so before its own last words
+            body, ancillary, flags, _ = sock.recvmsg(MESSAGE_MAX_BYTES, space)
+    except ConnectionError:
         return None
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -34,8 +34,13 @@ def test_two_frameworks_in_one_process_end_with_one_clear_error(jobs, tmp_path):
     script = tmp_path / "both.py"
     script.write_text(
         "import flint.trainer, spark.trainer, torch\n"
-        "spark.trainer.Trainer(torch.nn.Linear(1, 1))\n"
-        "flint.trainer.Trainer(torch.nn.Linear(1, 1))\n"
+        "from torch.nn import Linear, ReLU, Sequential\n"
+        "def model():\n"
+        "    wrapped = torch.nn.Module()\n"
+        "    wrapped.module = Sequential(Linear(1, 1), ReLU(), Linear(1, 1))\n"
+        "    return wrapped\n"
+        "spark.trainer.Trainer(model())\n"
+        "flint.trainer.Trainer(model())\n"
     )
     path = os.pathsep.join([str(tmp_path), str(HERE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
     adapters = "spark.trainer=spark_lmr,flint.trainer=flint_lmr"

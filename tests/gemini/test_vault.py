@@ -14,7 +14,7 @@ from plain_trainer import PlainTrainer, content, vault_memory
 from vault_story import MakeNode, captured_pair, damage_one_byte, wait_until
 
 from lmr.integrations.gemini.client import VaultClient
-from lmr.integrations.gemini.errors import ShardMismatch, StaleGeneration, VaultUnavailable
+from lmr.integrations.gemini.errors import GenerationOver, ShardMismatch, StaleGeneration, VaultUnavailable
 from lmr.integrations.gemini.shard import Layout, Wanted
 from lmr.integrations.torchrun import local_socket
 
@@ -162,8 +162,10 @@ def test_captures_of_an_older_generation_are_refused(make_node: MakeNode) -> Non
     current = PlainTrainer(node.vault_socket, 0, generation=1)
     assert current.capture(1)
     late = PlainTrainer(node.vault_socket, 0, generation=0)
-    with pytest.raises(VaultUnavailable):
+    with pytest.raises(GenerationOver):
         late.capture(2)
+    with pytest.raises(GenerationOver):
+        trainer.capture(2)
     assert current.capture(2), "a trainer that was replaced does not take the place of its successor"
 
 

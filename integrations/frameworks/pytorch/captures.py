@@ -15,7 +15,7 @@ from lmr.integrations.frameworks.pytorch.state import TrainingState
 from lmr.integrations.frameworks.trainer_context import TrainerContext
 from lmr.integrations.gemini.capture import ShardWriter, Unfinished
 from lmr.integrations.gemini.client import CONNECT_S, VaultClient
-from lmr.integrations.gemini.errors import CopyFailed, StaleGeneration, VaultUnavailable
+from lmr.integrations.gemini.errors import CopyFailed, GenerationOver, StaleGeneration, VaultUnavailable
 from lmr.integrations.gemini.pace import Pace
 from lmr.integrations.gemini.shard import ShardMeta
 
@@ -62,6 +62,8 @@ class Captures:
         self._away = False
         """Whether the vault was lost, or not found, since the last capture that was handed over."""
         self._losses = 0
+        self._over = False
+        """Whether a newer generation has begun: this process is about to be stopped."""
         self._look_at_s = 0.0
         self.skipped = 0
         """Captures the vault had no buffer for, or was not there for."""
@@ -94,7 +96,7 @@ class Captures:
         self.settle()
         if self._context.vault_socket is None:
             raise VaultUnavailable("this node has none")
-        if self._vault is None and time.monotonic() < self._look_at_s:
+        if self._over or (self._vault is None and time.monotonic() < self._look_at_s):
             self.skipped += 1
             return
         try:
@@ -146,6 +148,9 @@ class Captures:
         self._writer.forget()
         self._away = True
         self._look_at_s = time.monotonic() + wait_s
+        self._over = isinstance(error, GenerationOver)
+        if self._over:
+            return
         self._agent.degraded("vault", f"{error}; nothing is captured until it is back")
 
     def done_reading(self) -> None:

@@ -153,6 +153,7 @@ class Service:
             trainer = Trainer(sock, int(message["rank"]), int(message["generation"]))
             present = self._trainers.get(trainer.rank)
             if present is not None and present.generation > trainer.generation:
+                self._tell(sock, {"kind": "over", "generation": present.generation})
                 sock.close()  # one that lost a vault and has been replaced since
                 return
             self._trainer_left(present)
@@ -249,6 +250,7 @@ class Service:
         step, slot = int(checkpoint["step"]), message.get("slot")
         for trainer in list(self._trainers.values()):
             if trainer.generation < generation:
+                self._tell(trainer.sock, {"kind": "over", "generation": generation})
                 self._trainer_left(trainer)
         ranks = [int(rank) for rank in message.get("ranks", [])]
         self._room.enter(generation, slot, ranks, step, str(message.get("history", "")))
