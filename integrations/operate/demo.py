@@ -62,7 +62,7 @@ class DemoFailed(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `lmr demo`."""
-    parser.add_argument("--steps", type=int, default=240, help="optimizer steps to train (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=320, help="optimizer steps to train (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="keep everything in this new folder (default: a temporary one)")
 
 
@@ -124,7 +124,7 @@ def _interrupted(folder: Path, steps: int, console: Console) -> list[Record]:
     policy.write_text(POLICY)
     conf = {"store_type": "tcp", "lm_resiliency_worker_config": str(policy)}
     campaign, marks = folder / "campaign.toml", Marks(folder / "marks")
-    flip_step = steps * 3 // 4
+    flip_step = steps * 7 // 8  # late enough for the repaired machine to have joined
     campaign.write_text(BIT_FLIP.format(node=SUBSTITUTE, rank=RANKS - 1, step=flip_step))
     with Cluster(folder, _command(folder, steps), run_id=f"demo-{os.getpid()}", conf=conf) as cluster:
         console.print(f"   $ {' '.join(cluster.arguments())}", style="dim")
@@ -132,12 +132,12 @@ def _interrupted(folder: Path, steps: int, console: Console) -> list[Record]:
             cluster.start(node, **(trainer_environ(campaign, marks) if node == SUBSTITUTE else {}))
             _wait_joined(cluster, count, node)
         rank0 = folder / "log.rank0.jsonl"
-        _train_until(cluster, rank0, steps // 4)
+        _train_until(cluster, rank0, steps * 3 // 16)
         rank, pid = max(cluster.trainers(VICTIM).items())
         console.print(f"   step {newest_step(rank0)}: SIGKILL to the worker of rank {rank} on {VICTIM} (pid {pid})")
         os.kill(pid, signal.SIGKILL)
         _wait_resumed(cluster, 1)
-        _train_until(cluster, rank0, steps // 2)
+        _train_until(cluster, rank0, steps * 3 // 8)
         console.print(f"   step {newest_step(rank0)}: SIGKILL to everything on {VICTIM}: the machine is gone")
         cluster.kill_machine(VICTIM)
         _wait_resumed(cluster, 2)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -399,12 +400,23 @@ class History:
         return wrong
 
 
-def quiet() -> None:
-    """No log lines, no warm processes: thousands of histories run in one process."""
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No log lines, no warm processes meanwhile: thousands of histories run in one process."""
+    before = os.environ.get(warm_request.SWITCH)
     os.environ[warm_request.SWITCH] = "0"
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    # Coroutines of killed processes are never finished, as in the world.
-    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
+    try:
+        with warnings.catch_warnings():
+            # Coroutines of killed processes are never finished, as in the world.
+            warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
+            yield
+    finally:
+        structlog.reset_defaults()
+        if before is None:
+            del os.environ[warm_request.SWITCH]
+        else:
+            os.environ[warm_request.SWITCH] = before
 
 
 def play(seed: int) -> tuple[History, list[str]]:

@@ -21,15 +21,15 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     args = parser.parse_args()
     if args.seed is not None:
-        quiet()
-        history, wrong = play(args.seed)
+        with quiet():
+            history, wrong = play(args.seed)
         print(history.shape)
         print("\n".join(history.world.history))
         print("\n".join(f"WRONG: {line}" for line in wrong) or "nothing is wrong")
         return bool(wrong)
     first, last = map(int, args.seeds.split(":"))
     begun, bad = time.monotonic(), 0
-    with multiprocessing.Pool(args.jobs, quiet) as pool:
+    with multiprocessing.Pool(args.jobs) as pool:
         for seed, wrong in pool.imap_unordered(judge, range(first, last), chunksize=8):
             if wrong:
                 bad += 1
@@ -41,7 +41,8 @@ def main() -> int:
 
 def judge(seed: int) -> tuple[int, list[str]]:
     """What is wrong with a seed."""
-    return seed, play(seed)[1]
+    with quiet():
+        return seed, play(seed)[1]
 
 
 if __name__ == "__main__":

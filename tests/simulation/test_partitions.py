@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -67,8 +67,9 @@ class Scene(History):
 
 
 @pytest.fixture(autouse=True, name="_quiet")
-def _silence() -> None:
-    quiet()
+def _silence() -> Iterator[None]:
+    with quiet():
+        yield
 
 
 @pytest.fixture(params=range(3))

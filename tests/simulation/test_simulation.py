@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import structlog
 
 from lmr.integrations.torchrun import node
 from simulation.history import play, quiet
@@ -16,9 +15,8 @@ RUN = Path(__file__).parent / "run.py"
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    quiet()
-    yield
-    structlog.reset_defaults()
+    with quiet():
+        yield
 
 
 def bad(seeds):

@@ -18,6 +18,14 @@ def abstract_sockets():
     return {name for name in names if name.startswith("@lmr-")}
 
 
+def sockets_of(loop):
+    """Those of a job's nodes: each is named after its node's scope, and an agent's ends with its pid."""
+    pids = {f"-{agent.process.pid}" for agent in loop.agents.values()}
+    names = abstract_sockets()
+    scopes = {name.split("-")[2] for name in names if name.startswith("@lmr-agent-") and name.endswith(tuple(pids))}
+    return {name for name in names if any(scope in name for scope in scopes)}
+
+
 def test_only_the_agent_is_killed(waiting):
     """Its orphans die before the standby starts theirs: never two writers of one rank."""
     loop = waiting(nodes="2:3", nproc=2, policy="schema_version = 1\n[checkpoint]\norphan_s = 1\n")
@@ -79,24 +87,26 @@ def test_the_logs_of_the_failed_generation_are_kept(waiting, tmp_path):
     assert kept["generation_0", "1", "stdout.log"].read_text() == "rank 1 works in generation 0\n"
 
 
-def test_nothing_is_left_behind(job):
+def test_nothing_is_left_behind(job, tmp_path, monkeypatch):
     """After a run with a crash and a lost machine: no process, no abstract socket, no file outside its folder."""
-    before = {place: set(Path(place).iterdir()) for place in ("/dev/shm", "/tmp")}
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    shared = set(Path("/dev/shm").iterdir())
     loop = job("--steps", "60", nodes="2:3", nproc=1)
-    sockets = abstract_sockets()
     loop.start_all("node-1", "node-2", "node-3")
     loop.train_until(10)
-    mine = abstract_sockets() - sockets
-    assert mine
+    mine = sockets_of(loop)
+    assert len({name.split("-")[2] for name in mine}) == 3
     loop.kill_machine("node-2")
     assert [loop.wait_exit(node, 90) for node in ("node-1", "node-3")] == [0, 0], loop.standing()
     for node in ("node-1", "node-2", "node-3"):
         loop.wait_for(lambda node=node: not loop.processes(node), f"everything of {node} to end")
     assert not abstract_sockets() & mine
-    for place, there in before.items():
-        # torchrun itself leaves a torchelastic_* folder of its own in /tmp, with any backend
-        left = {path for path in set(Path(place).iterdir()) - there if "lmr" in path.name}
-        assert not left
+    assert not {path for path in set(Path("/dev/shm").iterdir()) - shared if "lmr" in path.name}
+    # what torch itself leaves, with any backend: torchrun's folder of logs, and a cache
+    ours = [p.name for p in temporary.iterdir() if not p.name.startswith(("torchelastic_", "torchinductor_"))]
+    assert ours == []
     assert {path.name for path in loop.folder.iterdir() if path.suffix not in (".out", ".jsonl")} <= {
         "context.node-1.json",
         "context.node-2.json",
