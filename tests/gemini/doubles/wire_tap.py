@@ -51,4 +51,5 @@ class WireTap:
                 sink.sendall(body)
         for end in (source, sink):
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)  # wakes the relay of the other direction
+            end.close()  # what was not read any more is answered by a reset, as from a machine that is gone
