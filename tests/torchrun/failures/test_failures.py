@@ -13,17 +13,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from failure_table import MODES
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(1200)]  # several lives of a run, also on a busy machine
+# Several lives of a run, also on a busy machine.
+pytestmark = [pytest.mark.torchrun, pytest.mark.long, pytest.mark.timeout(1200)]
 
 
-def modes(*always):
-    """All modes; those not named take long."""
-    return pytest.mark.parametrize(
-        "mode", [mode if mode in always else pytest.param(mode, marks=pytest.mark.long) for mode in MODES]
-    )
-
-
-@modes("fsdp2")
+@pytest.mark.parametrize("mode", MODES)
 def test_a_crash_and_two_machines_lost_in_a_row(drill, mode):
     run = drill(mode)
     run.wait_safe()
@@ -40,7 +34,7 @@ def test_a_crash_and_two_machines_lost_in_a_row(drill, mode):
     run.note(crash=crash, loss=loss, losses=losses)
 
 
-@modes()
+@pytest.mark.parametrize("mode", MODES)
 def test_losses_at_bad_moments(drill, mode):
     """Each time nothing can be copied or restored, because the other machines' vaults are stopped."""
     run = drill(mode)
@@ -101,7 +95,7 @@ def damage_replicas(run, node, how):
     assert damaged
 
 
-@modes()
+@pytest.mark.parametrize("mode", MODES)
 def test_a_damaged_replica_is_refused_and_the_next_one_taken(drill, mode):
     """The promoted standby's own copy is damaged: digest_mismatch in the log, and another machine's copy is fetched."""
     run = drill(mode)
@@ -124,7 +118,7 @@ def test_a_damaged_replica_is_refused_and_the_next_one_taken(drill, mode):
     run.note(**shown)
 
 
-@modes()
+@pytest.mark.parametrize("mode", MODES)
 def test_state_that_is_not_a_number_is_never_certified(drill, mode):
     """Captures are full of it from step 20 on; the newest finite step is what comes back after a crash."""
     run = drill(mode, standbys=0, poison_from=20)
@@ -144,7 +138,7 @@ def test_state_that_is_not_a_number_is_never_certified(drill, mode):
     run.note(nan_state=plan)
 
 
-@modes()
+@pytest.mark.parametrize("mode", MODES)
 def test_a_full_arena_then_all_memory_is_gone(drill, mode, tmp_path):
     """Replication is stuck and every buffer is needed: captures are skipped, training goes on, a crash finds a step.
     Then all machines lose power; the same command goes on from the script's own checkpoint."""
