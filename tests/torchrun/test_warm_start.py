@@ -57,8 +57,7 @@ def test_a_lost_warm_process_costs_the_next_start_only_time(job, pytestconfig, m
     """Its trainers die with it; the restart waits for a new one that is only just loading."""
     loop = job("--steps", "200", nodes="1:1")
     loop.start("node-1")
-    serves = f"-{loop.agents['node-1'].process.pid}-"
-    loop.wait_for(lambda: any("lmr-warm-" in s and serves in s for s in listening()), "the warm process to serve")
+    loop.wait_for(lambda: loop.is_warm("node-1"), "the warm process to serve")
     loop.train_until(5)
     os.kill(max(loop.trainers("node-1").items())[1], signal.SIGKILL)
     loop.wait_resumed(1)
@@ -70,11 +69,6 @@ def test_a_lost_warm_process_costs_the_next_start_only_time(job, pytestconfig, m
     trainers = set(loop.trainers("node-1").values())
     assert all(b"lmr.integrations.torchrun.warm" in _cmdline(pid) for pid in trainers), "cold"
     assert loop.wait_exit("node-1") == 0, loop.standing()
-
-
-def listening():
-    """Abstract sockets of this machine."""
-    return Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()
 
 
 def _cmdline(pid):
