@@ -6,6 +6,7 @@ arena {bytes}                       ->      buffers of at least this size, pleas
                                     <-      grant {buffer, bytes} + memfd (the first time) | grant {buffer: null, why}
 captured {buffer, step, meta, peers} ->     the granted buffer holds a shard
                                     <-      grant ...
+check {step}                        ->      the script saves this step: check its capture, made or to come
 restore {step}                      ->
                                     <-      shard {step, meta, bytes, tier, holder, slot} + memfd | restore_failed {why}
                                             | durable {step, slot, tier, holder}: read the script's own checkpoint
@@ -112,6 +113,14 @@ class VaultClient:
         number, self._granted = self._granted.number, None
         self._awaiting = True
         self._send({"kind": "captured", "buffer": number, "step": step, "meta": meta.to_json(), "peers": peers})
+
+    def check(self, step: int) -> None:
+        """The script saves this step itself: its capture is to be checked, whether it was handed over or is to come.
+
+        Raises:
+            VaultUnavailable: the vault is gone.
+        """
+        self._send({"kind": "check", "step": step})
 
     def restore(self, step: int, wait_s: float, read_durable: ReadDurable | None = None) -> Restored:
         """Wait until all slots are ready and this rank's shard is here.

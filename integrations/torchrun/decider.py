@@ -16,6 +16,7 @@ import structlog
 from lmr.engine.errors import EventInvalid
 from lmr.engine.events import (
     CheckpointCaptured,
+    CheckpointPersisted,
     CheckpointReplicated,
     ConfigDrifted,
     Data,
@@ -299,20 +300,25 @@ class Decider:
                 self._rank_ended(generation, ranks if ranks is not None else (rank or 0,), clean=False)
                 log.info("worker_exited", node=record.event.source, error=error and error.kind)
                 self._probe(generation)
-            case CheckpointCaptured(generation=generation, step=step, slot=slot):
-                self._captured(generation, step, slot)
-            case CheckpointReplicated(generation=generation, step=step, slot=slot, holder=holder):
-                if self._retention is not None and generation == self._roster.generation:
-                    self._retention.replicated(step, slot, holder)
+            case CheckpointCaptured() | CheckpointReplicated() | CheckpointPersisted() as copy:
+                if copy.generation == self._roster.generation:
+                    self._kept(copy)
             case _:
                 pass
 
-    def _captured(self, generation: int, step: int, slot: int) -> None:
-        if self._retention is None or generation != self._roster.generation:
+    def _kept(self, copy: CheckpointCaptured | CheckpointReplicated | CheckpointPersisted) -> None:
+        """A step of the running generation is in one more place."""
+        if self._retention is None:
             return
-        self._retention.captured(step, slot)
-        if self._scout is not None:
-            self._scout.retained(step)
+        match copy:
+            case CheckpointCaptured(step=step, slot=slot):
+                self._retention.captured(step, slot)
+                if self._scout is not None:
+                    self._scout.retained(step)
+            case CheckpointReplicated(step=step, slot=slot, holder=holder):
+                self._retention.replicated(step, slot, holder)
+            case CheckpointPersisted(step=step):
+                self._retention.persisted(step)
 
     def _ranks_of(self, node: str) -> tuple[int, ...]:
         plan = self._roster.plan
@@ -653,7 +659,7 @@ class Decider:
         match message["kind"]:
             case "digests":
                 if self._retention is not None and message["generation"] == self._roster.generation:
-                    self._retention.digests(message["step"], message["ranks"])
+                    self._retention.digests(message["step"], message["ranks"], saved=message["saved"])
             case "pulse" | "captured" | "rerun":
                 if self._scout is not None:
                     self._scout.told(message, self._monotonic_ms())

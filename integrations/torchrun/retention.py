@@ -57,6 +57,8 @@ class Retention:
         self._verdicts: dict[int, list[Verdict]] = {}
         self._told: set[Verdict] = set()
         self._captured: set[int] = set()
+        self._saved: set[int] = set()
+        """Steps whose checkpoint is not complete yet."""
         self._pacer = Pacer(
             slots=slots,
             interval=policy.interval,
@@ -89,6 +91,13 @@ class Retention:
             self._tell_verdict(verdict)
         self._settled(self._pacer.captured(slot, step))
 
+    def persisted(self, step: int) -> None:
+        """A checkpoint of the script is in the log; verdicts on the step it was saved at belong there too."""
+        self._captured.add(step)
+        self._saved = {one for one in self._saved if one > step}
+        for verdict in self._verdicts.get(step, []):
+            self._tell_verdict(verdict)
+
     def replicated(self, step: int, slot: int, holder: str) -> None:
         """A replica of a slot's copy is in the log."""
         self._settled(self._pacer.replicated(slot, step, holder))
@@ -98,8 +107,16 @@ class Retention:
             spill = self._pacer.spill(time.monotonic_ns() // 1_000_000)
             self._tell_all("retain", generation=self._generation, steps=self._pacer.retained(), spill=spill)
 
-    def digests(self, step: int, told: dict[str, dict[str, Any]]) -> None:
-        """What one node's ranks have for the state that peers share: by rank `{"digest", "peers", "finite"}`."""
+    def digests(self, step: int, told: dict[str, dict[str, Any]], *, saved: bool = False) -> None:
+        """What one node's ranks have for the state that peers share: by rank `{"digest", "peers", "finite"}`.
+
+        Args:
+            step: of the capture.
+            told: by rank.
+            saved: whether the script saves this step, too: then the verdict waits for that checkpoint.
+        """
+        if saved and step not in self._captured:
+            self._saved.add(step)
         ranks = {
             int(rank): Told(said["digest"], tuple(said["peers"] or ()) if self._compare else (), said["finite"])
             for rank, said in told.items()
@@ -108,7 +125,7 @@ class Retention:
             self._verdicts.setdefault(step, []).append(verdict)
             if verdict.verdict == "corrupt" or step in self._captured:
                 self._tell_verdict(verdict)
-        for old in [s for s in self._verdicts if s < step - VERDICTS_KEPT_STEPS]:
+        for old in [s for s in self._verdicts if s < step - VERDICTS_KEPT_STEPS and s not in self._saved]:
             del self._verdicts[old]
 
     def _tell_verdict(self, verdict: Verdict) -> None:

@@ -85,6 +85,22 @@ def test_shared_parts_are_compared_by_digest(make_node: MakeNode) -> None:
     assert found["0"]["digest"] == found["1"]["digest"]
 
 
+def test_a_step_the_script_saves_is_measured_for_certain(make_node: MakeNode) -> None:
+    """Whether its capture is still to come or was handed over already; only that of both ranks counts."""
+    node = make_node()
+    node.enter(0, 0, [0, 1])
+    first, second = (PlainTrainer(node.vault_socket, rank) for rank in (0, 1))
+    for trainer in (first, second):
+        trainer.client.check(1)
+        assert trainer.capture(1)
+        assert trainer.capture(2)
+    assert node.vault_says.wait(kind="digests", step=1)[0]["saved"]
+    assert not node.vault_says.wait(kind="digests", step=2)[0]["saved"]
+    second.client.check(2)
+    assert node.vault_says.wait(kind="digests", step=2, count=2)[1]["saved"]
+    assert node.facts("checkpoint_captured") == [], "it is not kept for that"
+
+
 # Memory stays bounded ----------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,13 @@ def power_off(loop, *nodes):
         loop.agents[node].process.wait()
 
 
+def trusted(loop):
+    """Checkpoints of the script at a step that passed its check, by step."""
+    clean = {(e["generation"], e["step"]) for e in loop.events("replay_checked") if e["verdict"] == "clean"}
+    persisted = loop.events("checkpoint_persisted")
+    return {e["step"]: e["checkpoint_id"] for e in persisted if (e["generation"], e["step"]) in clean}
+
+
 def started_again(loop, undisturbed, *nodes):
     """The same command on the same nodes; returns the plan the run goes on with."""
     before = len(loop.plans())
@@ -119,30 +126,33 @@ def test_a_node_that_is_told_to_end_hands_its_newest_step_over(pair, undisturbed
 
 @pytest.mark.long
 def test_all_memory_is_gone_and_the_scripts_own_checkpoint_is_taken(pair, undisturbed, tmp_path):
-    """It saves its model only, asynchronously; what that lacks went along, so even the next batch is the same."""
-    loop = pair("--dcp", str(tmp_path / "dcp"), name="durable")
+    """It saves its model only, asynchronously; what that lacks went along, so even the next batch is the same.
+
+    Its steps are no multiples of the interval, so nothing else would have had them captured and checked.
+    """
+    loop = pair("--dcp", str(tmp_path / "dcp"), name="durable", policy=f"schema_version = 1\ninterval = 9\n{PUBLISH}")
     loop.start_all("node-1", "node-2")
-    loop.wait_for(lambda: max((e["step"] for e in loop.events("checkpoint_persisted")), default=0) >= 40, "dcp", 120)
+    loop.wait_for(lambda: max(trusted(loop), default=0) >= 40, "a checkpoint that passed its check", 120)
     power_off(loop, "node-1", "node-2")
-    persisted = {e["step"]: e["checkpoint_id"] for e in loop.events("checkpoint_persisted")}
+    saved = trusted(loop)
     plan = started_again(loop, undisturbed, "node-1", "node-2")
-    step = plan["checkpoint"]["step"]
-    assert step == max(persisted)
-    assert [(s["tier"], s["holder"]) for s in plan["checkpoint"]["sources"]] == [("durable", persisted[step])] * 2
+    step = max(saved)
+    assert (plan["checkpoint"]["step"], plan["checkpoint"]["trust"]) == (step, "certified")
+    assert [(s["tier"], s["holder"]) for s in plan["checkpoint"]["sources"]] == [("durable", saved[step])] * 2
     assert {e["tier"] for e in loop.events("state_restored") if e["generation"] == 1} == {"durable"}
-    assert Path(persisted[step]).is_dir(), "nobody deletes what is the user's"
+    assert Path(saved[step]).is_dir(), "nobody deletes what is the user's"
 
 
 @pytest.mark.long
 def test_a_checkpoint_that_was_deleted_is_a_rung_with_its_reason(pair, undisturbed, tmp_path):
     loop = pair("--dcp", str(tmp_path / "dcp"), name="deleted")
     loop.start_all("node-1", "node-2")
-    loop.wait_for(lambda: max((e["step"] for e in loop.events("checkpoint_persisted")), default=0) >= 40, "dcp", 120)
+    loop.wait_for(lambda: len(trusted(loop)) >= 2, "checkpoints that passed their checks", 120)
     power_off(loop, "node-1", "node-2")
-    newest = max(e["step"] for e in loop.events("checkpoint_persisted"))
+    *_, older, newest = sorted(trusted(loop))
     (tmp_path / "dcp" / str(newest) / ".metadata").unlink()
     started_again(loop, undisturbed, "node-1", "node-2")
     failed = loop.events("restore_failed")[0]
     assert (failed["tier"], failed["why"], failed["step"]) == ("durable", "missing", newest)
     taken = next(p for p in loop.plans() if p["from_generation"] == 1)
-    assert taken["checkpoint"]["step"] == newest - 20
+    assert taken["checkpoint"]["step"] == older

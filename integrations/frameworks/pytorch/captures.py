@@ -153,6 +153,20 @@ class Captures:
             return
         self._agent.degraded("vault", f"{error}; nothing is captured until it is back")
 
+    def check(self, step: int) -> None:
+        """Have a step's capture, made or the next, checked for certain; nothing happens while the vault is away.
+
+        Raises:
+            GeminiError: the capture before it failed.
+        """
+        self.settle()
+        if self._context.vault_socket is None or self._over or self._away:
+            return
+        try:
+            self.vault().check(step)
+        except VaultUnavailable as error:
+            self._lose(error)
+
     def done_reading(self) -> None:
         """The restored shard is no longer needed; a vault that has gone meanwhile need not know."""
         if self._vault is None:

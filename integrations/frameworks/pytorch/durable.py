@@ -2,8 +2,9 @@
 
 Where the script calls `dcp.save` or `dcp.async_save`, what its checkpoint lacks to restart this very step goes along
 under keys that begin with `lm_resiliency.`: random states, positions, schedulers, and tensors it did not name. Tensors
-it did name are not written twice. The run hears of the checkpoint when it is complete. Should every copy in memory and
-on the nodes' disks be gone, the state is put together from there. Nothing here ever deletes a checkpoint.
+it did name are not written twice. The run hears of the checkpoint when it is complete. The same step is captured and
+checked, which tells whether the checkpoint can be trusted. Should every copy in memory and on the nodes' disks be gone,
+the state is put together from there. Nothing here ever deletes a checkpoint.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def _follow(session: Session) -> None:
             step = session.steps.completed
             if where is not None:
                 state_dict = _guarded(session, lambda: _with_rest(session, step, dict(state_dict), kwargs), state_dict)
+                _guarded(session, lambda: session.saving(step), None)
             inside.save = True
             try:
                 result = original(state_dict, *args, **kwargs)

@@ -18,6 +18,9 @@ from lmr.integrations.gemini.vault.hasher import Hasher
 from lmr.integrations.gemini.vault.memory import Buffer, available_bytes
 from lmr.integrations.gemini.vault.transfer import CopyHeader
 
+_SAVED_KEPT_STEPS = 64
+"""How far back a step that the script saved is remembered; its capture is measured long before."""
+
 
 class TellFact(Protocol):
     """Tells the agent a fact."""
@@ -78,6 +81,7 @@ class Room:
         self.arrivals = Arrivals(self, run)
         self._pinned: set[int] = set()
         self._retained: set[int] = set()
+        self._saved: set[int] = set()
         self._flushing: set[Key] | None = None
         self._flushed: list[Callable[[], None]] = []
 
@@ -102,6 +106,7 @@ class Room:
         self.restored_step = restored_step
         self._pinned.clear()
         self._retained = {restored_step}
+        self._saved.clear()
         self._flushing = None
         self._end_flush()
         for copy in list(self.copies.values()):
@@ -215,11 +220,33 @@ class Room:
             return None
         copy.shards[meta.rank] = Shard(meta, buffer, peers)
         if copy.complete:
-            if self.is_needed(copy):
+            if self.is_needed(copy) or self.is_saved(copy):
                 self._hasher.measure(copy, self._has_measured)
             else:
                 self._hasher.measure_if_idle(copy, self._has_measured)
         return copy
+
+    def check(self, step: int) -> None:
+        """The script saves this step: its capture, held now or to come, is measured for certain, and that is told."""
+        if step in self._saved:
+            return
+        self._saved = {one for one in self._saved if one > step - _SAVED_KEPT_STEPS} | {step}
+        for copy in self._own():
+            if copy.step == step and copy.generation == self.generation and copy.complete:
+                if copy.digest is not None:
+                    self._measured(copy)
+                else:
+                    self._measure_now(copy)
+
+    def is_saved(self, copy: Copy) -> bool:
+        """Whether the script saves the step of this capture, too."""
+        return copy.step in self._saved and copy.generation == self.generation
+
+    def _measure_now(self, copy: Copy) -> None:
+        if copy.hashing:
+            self._hasher.hurry(copy)
+        else:
+            self._hasher.measure(copy, self._has_measured)
 
     def newest_captured(self) -> int | None:
         """The newest step every rank of the slot has captured in this generation."""
@@ -258,10 +285,8 @@ class Room:
             if copy.step == step and copy.generation == self.generation and copy.complete and not copy.published:
                 if copy.digest is not None:
                     self._publish(copy)
-                elif copy.hashing:
-                    self._hasher.hurry(copy)
                 else:
-                    self._hasher.measure(copy, self._has_measured)
+                    self._measure_now(copy)
 
     def retain(self, steps: Iterable[int], spill: int | None = None) -> None:
         """Keep these published steps; older pins are over.
@@ -316,10 +341,8 @@ class Room:
         for copy in sorted(waiting, key=lambda c: c.step):
             if copy.digest is not None:
                 self._publish(copy)
-            elif copy.hashing:
-                self._hasher.hurry(copy)
             else:
-                self._hasher.measure(copy, self._has_measured)
+                self._measure_now(copy)
         self._end_flush()
 
     def _end_flush(self) -> None:

@@ -333,6 +333,8 @@ class Service:
             self._size_up(trainer, int(message["bytes"]))
         elif kind == "captured":
             self._captured(trainer, message)
+        elif kind == "check":
+            self._room.check(int(message["step"]))
         elif kind == "restore":
             self._waiting.append(trainer)
             self._answer_restores()
@@ -437,7 +439,8 @@ class Service:
             if odd is not None and self._nonfinite_said != copy.generation:
                 self._nonfinite_said = copy.generation
                 _log.warning("vault.nonfinite", step=copy.step, rank=rank, tensor=odd)
-        self._tell(self._agent, {"kind": "digests", "generation": copy.generation, "step": copy.step, "ranks": ranks})
+        told = {"generation": copy.generation, "step": copy.step, "ranks": ranks, "saved": self._room.is_saved(copy)}
+        self._tell(self._agent, {"kind": "digests", **told})
 
     def _report_progress(self) -> None:
         newest, now = self._room.newest_captured(), time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import time
 from pathlib import Path
 
 from lmr.integrations.gemini.client import Restored, VaultClient
@@ -51,6 +52,13 @@ class PlainTrainer:
         granted.memory[: len(body)] = body
         self.client.captured(step, meta, peers)
         return True
+
+    def capture_soon(self, step: int, patience_s: float = 60.0) -> None:
+        """Write one step as soon as there is a buffer: while all others are needed, one is measured."""
+        deadline = time.monotonic() + patience_s
+        while not self.capture(step, patience_s=0.01):
+            assert time.monotonic() < deadline, f"no buffer for step {step}"
+            time.sleep(0.001)
 
     def read(self, step: int, wait_s: float = 10.0) -> tuple[Restored, bytes]:
         """Wait for the restore; the shard's tensor bytes."""

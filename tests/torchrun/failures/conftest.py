@@ -99,10 +99,14 @@ class Drill:
                 slots.setdefault(event["step"], set()).add(event["slot"])
         return sorted(step for step, found in slots.items() if len(found) == self.world)
 
-    def certified(self) -> list[int]:
-        """Those of them that passed a check."""
+    def checked_clean(self) -> set[int]:
+        """Steps of this generation that passed a check."""
         checks = self.job.events("replay_checked")
-        clean = {e["step"] for e in checks if (e["generation"], e["verdict"]) == (self.generation, "clean")}
+        return {e["step"] for e in checks if (e["generation"], e["verdict"]) == (self.generation, "clean")}
+
+    def certified(self) -> list[int]:
+        """Those that were captured in every slot, too."""
+        clean = self.checked_clean()
         return [step for step in self.captured() if step in clean]
 
     def wait_safe(self, copies: int = 2) -> int:
@@ -142,6 +146,13 @@ class Drill:
         self.job.kill_machine(lost)
         return lost
 
+    def lose_until_placed(self) -> int:
+        """The last rank's machine is gone, and another was given its slot; by which generation's plan."""
+        self.lose()
+        self.job.wait_plan(self._seen + 1, PATIENCE_S)
+        self._seen += 1
+        return self.generation
+
     def rejoin(self) -> None:
         """Lost machines come back, with empty memory, as standbys."""
         back, self._lost = sorted(self._lost), set()
@@ -165,11 +176,6 @@ class Drill:
             yield
         finally:
             hold.unlink()
-
-    def wait_placed(self) -> None:
-        """Wait for a plan that was not dealt with; it is now."""
-        self.job.wait_plan(self._seen + 1, PATIENCE_S)
-        self._seen += 1
 
     def recovered(self) -> dict[str, Any]:
         """Wait until training goes on by a plan that was not dealt with; that plan, the last of an incident."""

@@ -49,9 +49,7 @@ def test_losses_at_bad_moments(drill, mode):
     run.rejoin()
     run.wait_safe()
     with run.others_vaults_stopped():
-        run.lose()
-        run.wait_placed()
-        generation = run.generation
+        generation = run.lose_until_placed()
         standby = run.lose()
     promoted = run.recovered()
     assert standby not in {e["node"] for e in run.job.events("state_restored") if e["generation"] == generation}
@@ -59,9 +57,7 @@ def test_losses_at_bad_moments(drill, mode):
     run.rejoin()
     run.wait_safe()
     with run.others_vaults_stopped():
-        run.lose()
-        run.wait_placed()
-        generation = run.generation
+        generation = run.lose_until_placed()
         began = {"generation": generation, "node": run.victim}
         run.job.wait_for(lambda: began in run.job.events("generation_started"), "the replacement's start", 120)
         replacement = run.lose()
@@ -150,20 +146,23 @@ def test_a_full_arena_then_all_memory_is_gone(drill, mode, tmp_path):
     full = run.recovered()
     assert full["checkpoint"]["lost_steps"] >= 15
 
-    def persisted():
-        facts = run.job.events("checkpoint_persisted")
-        return {e["step"]: e["checkpoint_id"] for e in facts if e["generation"] == full["to_generation"]}
+    def saved():
+        """Checkpoints of the script since then, at steps that passed their check."""
+        facts = [e for e in run.job.events("checkpoint_persisted") if e["generation"] == run.generation]
+        clean = run.checked_clean()
+        return {e["step"]: e["checkpoint_id"] for e in facts if e["step"] in clean}
 
-    run.job.wait_for(lambda: bool(persisted()), "a checkpoint of the script", 120)
+    run.job.wait_for(lambda: bool(saved()), "a checkpoint of the script that passed its check", 120)
+    checkpoints = saved()
     nodes = run.alive
     for node in nodes:
         run.job.kill_machine(node)
         run.job.agents[node].process.wait()
-    newest = max(persisted())
+    newest = max(checkpoints)
     run.job.start_all(*nodes)
     durable = run.recovered()
-    assert durable["checkpoint"]["step"] == newest
-    assert {(s["tier"], s["holder"]) for s in durable["checkpoint"]["sources"]} == {("durable", persisted()[newest])}
+    assert (durable["checkpoint"]["step"], durable["checkpoint"]["trust"]) == (newest, "certified")
+    assert {(s["tier"], s["holder"]) for s in durable["checkpoint"]["sources"]} == {("durable", checkpoints[newest])}
     run.ends_equal()
     assert len(run.job.events("run_reopened")) == 1
     run.note(full=full, durable=durable)
