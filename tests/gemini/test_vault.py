@@ -119,19 +119,19 @@ def test_pinned_and_retained_steps_outlive_later_captures(make_node: MakeNode) -
     trainer = PlainTrainer(node.vault_socket, 0)
     node.tell({"kind": "pin", "step": 2})
     for step in range(1, 20):
-        assert trainer.capture(step)
+        trainer.capture_soon(step)
     node.wait_fact("checkpoint_captured", step=2)
     node.tell({"kind": "retain", "steps": [2]})
     for step in range(20, 40):
-        assert trainer.capture(step)
+        trainer.capture_soon(step)
     assert node.facts("checkpoint_dropped") == []
     node.tell({"kind": "pin", "step": 41})
     for step in range(40, 43):
-        assert trainer.capture(step)
+        trainer.capture_soon(step)
     node.wait_fact("checkpoint_captured", step=41)
     node.tell({"kind": "retain", "steps": [41]})
     for step in range(43, 50):
-        assert trainer.capture(step)
+        trainer.capture_soon(step)
     dropped = node.wait_fact("checkpoint_dropped", step=2)
     assert (dropped["tier"], dropped["why"], dropped["holder"]) == ("memory", "superseded", "node-0")
 
