@@ -1,11 +1,10 @@
-"""The vault's conversations: with its agent, and through sender and server with other vaults; trainers are greeted."""
+"""The vault's conversation with its agent, and what belongs together in a vault."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,15 @@ import structlog
 
 from lmr.integrations.gemini.checkpoint_policy import CheckpointPolicy
 from lmr.integrations.gemini.vault import disk
-from lmr.integrations.gemini.vault.copies import Copy, Key
+from lmr.integrations.gemini.vault.copies import Copy
 from lmr.integrations.gemini.vault.disk import DiskCopy, DiskTier
 from lmr.integrations.gemini.vault.hasher import Hasher
 from lmr.integrations.gemini.vault.messages import read, tell
 from lmr.integrations.gemini.vault.reactor import Reactor
+from lmr.integrations.gemini.vault.replication import Replication
 from lmr.integrations.gemini.vault.restoring import Origin, Restorer
 from lmr.integrations.gemini.vault.room import Room
 from lmr.integrations.gemini.vault.saving import Saver
-from lmr.integrations.gemini.vault.sender import Sender
 from lmr.integrations.gemini.vault.server import Server
 from lmr.integrations.gemini.vault.stock import take_stock
 from lmr.integrations.gemini.vault.trainers import Trainers
@@ -46,7 +45,6 @@ class Service:
     def __init__(
         self, node: str, run: str, secret: bytes, socket_name: str, host: str, policy: CheckpointPolicy
     ) -> None:
-        self._run = run
         self._secret = secret
         self._policy = policy
         self._reactor = Reactor()
@@ -57,10 +55,11 @@ class Service:
             Hasher(self._reactor.post),
             self._tell_fact,
             self._compare,
-            self._replicate,
+            lambda copy: self._replication.send(copy),
             lambda: self._trainers.pay_grants(),
         )
         self._trainers = Trainers(self._reactor, self._room, self._tell_agent)
+        self._replication = Replication(run, policy, self._reactor, self._room, lambda: self._secret, self._tell_agent)
         if policy.disk_folder is not None:
             self._room.disk = DiskTier(
                 disk.node_folder(Path(policy.disk_folder), run, node),
@@ -76,10 +75,7 @@ class Service:
         )
         self._agent: socket.socket | None = None
         self._orphaned_since: float | None = time.monotonic()
-        self._senders: list[Sender] = []
-        self._deliveries: dict[Key, int] = {}
-        self._when_delivered: dict[Key, list[Callable[[], None]]] = {}
-        self._saver = Saver(self._room, self._deliver)
+        self._saver = Saver(self._room, self._replication.deliver)
         self._ending = False
         self._nonfinite_said = -1
         self._server = Server(
@@ -181,9 +177,9 @@ class Service:
             if int(message["generation"]) == self._room.generation:
                 self._trainers.may_load()
         elif kind == "replicate_to":
-            fresh = self._replicate_to(_peers(message))
+            fresh = self._replication.go_to(_peers(message))
             for copy in filter(self._room.is_retained, self._room.own_published()):
-                self._replicate(copy, fresh)
+                self._replication.send(copy, fresh)
         elif kind == "pin":
             self._room.pin(int(message["step"]))
         elif kind == "retain":
@@ -207,7 +203,7 @@ class Service:
         ranks = [int(rank) for rank in message.get("ranks", [])]
         self._room.enter(generation, slot, ranks, step, str(message.get("history", "")))
         self._room.head = message.get("head") or None
-        self._replicate_to(_peers(message))
+        self._replication.go_to(_peers(message))
         if slot is not None and step > 0 and not message.get("loaded"):
             source: dict[str, Any] = next((s for s in checkpoint.get("sources", []) if s["slot"] == slot), {})
             self._restorer.begin(step, int(slot), source)
@@ -219,7 +215,9 @@ class Service:
         told = {"generation": self._room.generation, "step": step, "tier": origin.tier}
         self._tell_agent({"kind": "restorable", **told})
         if copy is not None:
-            self._replicate(copy)  # peers that hold it already say so; the others have just joined or lost theirs
+            self._replication.send(
+                copy
+            )  # peers that hold it already say so; the others have just joined or lost theirs
         self._trainers.restorable(origin)
 
     def _restore_failed(self, step: int, slot: int, origin: Origin, why: str) -> None:
@@ -270,60 +268,6 @@ class Service:
                 _log.warning("vault.nonfinite", step=copy.step, rank=rank, tensor=odd)
         told = {"generation": copy.generation, "step": copy.step, "ranks": ranks, "saved": self._room.is_saved(copy)}
         self._tell_agent({"kind": "digests", **told})
-
-    # Replication -----------------------------------------------------------------------------------------------
-
-    def _replicate_to(self, peers: list[Peer]) -> list[Sender]:
-        """From here on copies go to these; returns the senders to those they did not go to before."""
-        kept = [one for one in self._senders if one.peer in peers]
-        for one in self._senders:
-            if one not in kept:
-                one.stop()
-        known = {one.peer for one in kept}
-        policy = self._policy
-        fresh = [
-            Sender(
-                peer,
-                self._run,
-                self._secret,
-                policy.transfer_timeout_s,
-                policy.transfer_attempts,
-                policy.chunk_bytes,
-                lambda copy, why, node=peer.node: self._reactor.post(lambda: self._sent(copy, node, why)),  # type: ignore[misc]
-            )
-            for peer in peers
-            if peer not in known
-        ]
-        self._senders = kept + fresh
-        return fresh
-
-    def _deliver(self, copy: Copy, then: Callable[[], None]) -> None:
-        """Send a copy to every peer; `then` is called when each has it or never will."""
-        self._replicate(copy)
-        if copy.key in self._deliveries:
-            self._when_delivered.setdefault(copy.key, []).append(then)
-        else:
-            then()
-
-    def _replicate(self, copy: Copy, to: list[Sender] | None = None) -> None:
-        """Send a copy to every peer, or to some."""
-        for one in self._senders if to is None else to:
-            copy.hold()
-            self._deliveries[copy.key] = self._deliveries.get(copy.key, 0) + 1
-            one.send(copy)
-
-    def _sent(self, copy: Copy, node: str, why: str | None) -> None:
-        copy.let_go()
-        self._deliveries[copy.key] -= 1
-        if not self._deliveries[copy.key]:
-            del self._deliveries[copy.key]
-            for then in self._when_delivered.pop(copy.key, []):
-                then()
-        if why is not None and why != "stopped" and not self._room.is_stale(copy.generation, copy.step):
-            self._tell_agent(
-                {"kind": "degraded", "what": f"replica of step {copy.step} on {node}", "why": why},
-            )
-        self._trainers.pay_grants()
 
 
 def _peers(message: dict[str, Any]) -> list[Peer]:
