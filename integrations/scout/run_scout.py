@@ -74,7 +74,7 @@ class RunScout:
         self._policy = policy
         self._golden = golden or Golden()
         self._requests = 0
-        self._begin(Standing(-1, 0))
+        self._begin(Standing(-1, 0, policy.pulse.stale_ms))
 
     def _begin(self, standing: Standing) -> None:
         self.standing = standing
@@ -92,7 +92,7 @@ class RunScout:
 
     def begin(self, generation: int, world_size: int) -> None:
         """A new worker group; what was said about older ones no longer counts."""
-        self._begin(Standing(generation, world_size))
+        self._begin(Standing(generation, world_size, self._policy.pulse.stale_ms))
 
     def told(self, message: dict[str, Any], now_ms: int) -> None:
         """A node's message: `pulse`, `captured` or `rerun`."""

@@ -100,14 +100,66 @@ def test_the_first_step_may_take_its_time() -> None:
     assert hang_of(*(rank(r, step=0, phase=Phase.FORWARD, still_ms=600_000) for r in range(4))) is None
 
 
-def test_a_stopped_process_is_named_even_in_a_long_section() -> None:
-    found = hang_of(rank(0, phase=Phase.EVAL, state="T"), *(waits(r, 118, still_ms=500) for r in (1, 2)))
-    assert found is not None
-    assert found.ranks == (0,)
+TWENTY_MINUTES_MS = 1_200_000
+
+
+class Told:
+    """Four ranks that are told of twice a second; rank 1 is in this phase all the time."""
+
+    def __init__(self, phase: Phase = Phase.IDLE) -> None:
+        self.standing = Standing(0, 4)
+        self.phase = phase
+        self.now_ms = 0
+
+    def later(
+        self, ms: int, stopped: tuple[int, ...] = (), still_ms: int = TWENTY_MINUTES_MS
+    ) -> tuple[int, ...] | None:
+        """Whom the hang names at the end of it, if there is one."""
+        for _ in range(0, ms, 500):
+            self.now_ms += 500
+            for r in range(4):
+                state = "T" if r in stopped else "S"
+                phase = self.phase if r == 1 else Phase.IDLE
+                self.standing.hear(rank(r, phase=phase, state=state, still_ms=still_ms), self.now_ms)
+        found = find(self.standing, POLICY, input_has_detector=True)
+        return None if found is None else found.ranks
+
+
+@pytest.mark.parametrize("stopped", [(1,), (0, 1)])
+def test_stopped_processes_are_named_even_in_a_long_section(stopped: tuple[int, ...]) -> None:
+    """When they have been stopped for as long as a hang must last, however long the section has."""
+    told = Told(Phase.EVAL)
+    told.later(1_000)
+    assert told.later(POLICY.floor_ms, stopped) is None
+    assert told.later(500, stopped) == stopped
+
+
+def test_a_process_that_was_stopped_for_a_moment_does_not_hang() -> None:
+    """Though its section, or what the others wait for, has lasted for twenty minutes."""
+    told = Told(Phase.EVAL)
+    assert told.later(1_000) is None
+    assert told.later(2_000, (1,)) is None
+    assert told.later(2_000, (0, 2)) is None
+    assert told.later(2_000) is None
 
 
 def test_a_job_that_was_suspended_as_a_whole_does_not_hang() -> None:
-    assert hang_of(*(rank(r, state="T") for r in range(4))) is None
+    """Nor while its processes go on one after the other, nor because nothing had happened before."""
+    told = Told()
+    everybody = (0, 1, 2, 3)
+    told.later(1_000, still_ms=500)
+    assert told.later(60_000, everybody) is None
+    assert told.later(2_000, (2, 3)) is None
+    assert told.later(2_000, (3,)) is None
+    assert told.later(2_000) is None
+
+
+def test_a_machine_that_was_not_there_does_not_hang() -> None:
+    """Agents and all were frozen with it: nobody saw the processes stopped, and nobody counts that time."""
+    told = Told()
+    told.later(1_000, still_ms=500)
+    told.now_ms += TWENTY_MINUTES_MS
+    assert told.later(2_000) is None
 
 
 def test_a_rank_that_gets_on_keeps_the_run_alive() -> None:

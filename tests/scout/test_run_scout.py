@@ -80,8 +80,9 @@ def test_evidence_is_asked_for_and_cited_before_a_hang_is_published() -> None:
 
 def test_a_hang_is_published_without_evidence_that_does_not_come_and_only_once() -> None:
     made = scout()
-    tell(made, *HUNG)
     later = 1_000 + HangPolicy().artifact_wait_ms
+    tell(made, *HUNG)
+    assert tell(made, *HUNG, now_ms=later - 1_000) == []
     (fact,) = tell(made, *HUNG, now_ms=later)
     assert isinstance(fact, RankHung)
     assert fact.artifacts is None
