@@ -5,7 +5,7 @@
     puts a module into eval mode        eval
     backward                            backward; after the last gradient: reduce, which is waiting for the others
     an optimizer's step                 optimizer; its end completes a step
-    torch.save, distributed checkpoint  checkpoint
+    torch.save, safetensors, dcp        checkpoint
     a compilation of dynamo             compile
 
 Each hook stores a few words (`pulse`). What fails here is said once and never reaches the script.
@@ -183,6 +183,7 @@ class _Steps:
         self._later = {
             "torch._dynamo.callback": _follow_compilation,
             "torch.distributed.checkpoint.state_dict_saver": _follow_distributed_saves,
+            "safetensors.torch": _follow_safetensors,
         }
 
     def install(self) -> None:
@@ -288,6 +289,14 @@ def _follow_distributed_saves(pulse: Pulse) -> None:
         for module in (saver, package):
             if getattr(module, name, None) is original:
                 setattr(module, name, wrapped)
+
+
+def _follow_safetensors(pulse: Pulse) -> None:
+    """What all its ways to save to a file call, under the name they look up when they are called."""
+    module: Any = sys.modules["safetensors.torch"]
+    original = getattr(module, "serialize_file", None)
+    if original is not None:
+        module.serialize_file = as_save(pulse, original)
 
 
 def as_save(pulse: Pulse, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import types
 from pathlib import Path
 
 import torch
@@ -17,6 +18,10 @@ from lmr.integrations.torchrun.worker_page import WorkerPage
 what = sys.argv[1]
 if what == "distributed save":
     import torch.distributed.checkpoint as dcp
+if what == "safetensors":  # stands in for the package, which writes by this name of its module
+    safetensors = types.ModuleType("safetensors.torch")
+    safetensors.serialize_file = lambda *_args, **_more: wait_for_ever()
+    sys.modules["safetensors.torch"] = safetensors
 rank = int(os.environ["RANK"])
 assert trainer.attach(trainer_context.enter(WorkerPage())) is not None
 torch.manual_seed(1)
@@ -71,6 +76,8 @@ elif what == "distributed save":
             wait_for_ever()
 
     dcp.save({"model": model.state_dict()}, storage_writer=Stuck(os.environ["STORE"] + ".dcp"))
+elif what == "safetensors":
+    safetensors.serialize_file({}, os.environ["STORE"] + ".safetensors", metadata=None)
 elif what == "save":
     original = torch.serialization._save
 
