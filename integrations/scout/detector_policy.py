@@ -171,6 +171,26 @@ class LossPolicy(_Table):
     )
 
 
+class BatchesPolicy(_Table):
+    """Loaders that give other batches than their samplers prescribe."""
+
+    enabled: bool = Field(True, description="compare the batches a loader takes and gives with its sampler's order")
+    most_samples: int = Field(
+        1_000_000,
+        ge=1,
+        le=1_000_000_000,
+        description="longest data set whose order is computed a second time, once an epoch: that takes some tenths of "
+        "a second, and 8 bytes for each of the rank's own samples",
+    )
+    settle_ms: int = Field(
+        1_500,
+        ge=0,
+        le=600_000,
+        description="milliseconds to hear of that step from every rank: what happens on most of them is the script's "
+        "doing. Three reports",
+    )
+
+
 class ContinuityPolicy(_Table):
     """State that changes while nobody writes to it."""
 

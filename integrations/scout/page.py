@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PAGE_BYTES = 65_536
-LAYOUT = 1
+LAYOUT = 2
 GROUPS_MOST = 32
 GROUP_AT, GROUP_WORDS = 64, 8
 RING_AT, RING_ENTRIES, RING_WORDS = 512, 64, 4
@@ -85,6 +85,7 @@ class Word(enum.IntEnum):
     STEP_DONE_NS = 26
     CHECKED_STEP = 27
     DAMAGED_STEP = 28
+    STRAYED_STEP = 29
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Reading:
     batches: int
     checked_step: int | None = None
     damaged_step: int | None = None
+    strayed_step: int | None = None
     groups: tuple[GroupReading, ...] = ()
     recent: tuple[tuple[int, int, int], ...] = ()
     step_times_ns: tuple[int, ...] = ()
@@ -150,7 +152,7 @@ def create(rank: int, generation: int) -> tuple[int, mmap.mmap]:
     words[Word.GENERATION] = generation
     words[Word.STEP] = -1
     words[Word.NONFINITE_STEP] = -1
-    words[Word.CHECKED_STEP] = words[Word.DAMAGED_STEP] = -1
+    words[Word.CHECKED_STEP] = words[Word.DAMAGED_STEP] = words[Word.STRAYED_STEP] = -1
     words[Word.SINCE_NS] = words[Word.STEP_DONE_NS] = time.monotonic_ns()
     words[Word.LAYOUT] = LAYOUT
     words.release()
@@ -223,6 +225,7 @@ class PulseReader:
             batches=w[Word.BATCHES],
             checked_step=_known(w[Word.CHECKED_STEP]),
             damaged_step=_known(w[Word.DAMAGED_STEP]),
+            strayed_step=_known(w[Word.STRAYED_STEP]),
             groups=_groups(w),
             recent=_recent(w),
             step_times_ns=tuple(t for t in w[STEPS_AT : STEPS_AT + STEP_ENTRIES] if t > 0),

@@ -194,6 +194,11 @@ class Pulse:
                 self._words[Word.DAMAGED_STEP] = step
             self._words[Word.CHECKED_STEP] = step
 
+    def strayed(self) -> None:
+        """A loader gives another batch than its sampler prescribes; the first step with such a batch is kept."""
+        if self.live and threading.get_ident() == self._thread and self._words[Word.STRAYED_STEP] < 0:
+            self._words[Word.STRAYED_STEP] = self._words[Word.STEP] + 1
+
     def role(self, *parts: Any) -> None:
         """What this rank computes: ranks of one role are expected to be equally fast."""
         if self.live:

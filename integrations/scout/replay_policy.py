@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmr.integrations.scout.detector_policy import (
+    BatchesPolicy,
     ContinuityPolicy,
     DesyncPolicy,
     DriftPolicy,
@@ -32,6 +33,7 @@ class ReplayPolicy(BaseModel):
     straggler: StragglerPolicy = StragglerPolicy()
     stall: StallPolicy = StallPolicy()
     loss: LossPolicy = LossPolicy()
+    batches: BatchesPolicy = BatchesPolicy()
     continuity: ContinuityPolicy = ContinuityPolicy()
     rerun: RerunPolicy = RerunPolicy()
     health: HealthPolicy = HealthPolicy()

@@ -35,6 +35,8 @@ from lmr.integrations.scout.rerun.verdicts import Result, ResultInvalid, Verdict
 from lmr.integrations.scout.stall import StallDetector
 from lmr.integrations.scout.standing import Standing
 from lmr.integrations.scout.straggler import StragglerDetector
+from lmr.integrations.scout.strays import RECIPE as BATCHES
+from lmr.integrations.scout.strays import StrayDetector
 from lmr.integrations.scout.summary import SummaryInvalid, from_wire
 
 log = structlog.get_logger("lmr.scout")
@@ -82,6 +84,7 @@ class RunScout:
         self._stalls = StallDetector(self._policy.stall, self._policy.hang)
         self._losses = LossDetector(self._policy.loss)
         self._stragglers = StragglerDetector(self._policy.straggler)
+        self._strays = StrayDetector(self._policy.batches)
         self._at_rest = AtRestDetector(self._policy.continuity)
         self._reruns = Verdicts(self._policy.rerun, self._golden)
         self._retained: set[int] = set()
@@ -146,6 +149,8 @@ class RunScout:
             return True
         if policy.rerun.enabled and not self._reruns.settled(step):
             return False
+        if policy.batches.enabled and not self._strays.vouches(self.standing, step):
+            return False
         return not policy.continuity.enabled or self._at_rest.vouches(self.standing, step)
 
     def reran(self, message: dict[str, Any], now_ms: int) -> None:
@@ -178,6 +183,8 @@ class RunScout:
             said += self._desynced(now_ms)
         if policy.loss.enabled:
             said += self._diverged(now_ms)
+        if policy.batches.enabled:
+            said += self._strayed(now_ms)
         if policy.continuity.enabled:
             said += self._damaged(now_ms)
         if policy.rerun.enabled:
@@ -204,6 +211,10 @@ class RunScout:
         if found is None:
             return []
         return [LossDiverged(generation=self.standing.generation, step=found.step, ranks=found.ranks)]
+
+    def _strayed(self, now_ms: int) -> list[EventData]:
+        found = self._strays.look(self.standing, now_ms)
+        return [] if found is None else [self._checked(found.step, BATCHES, "corrupt", found.ranks, found.peers)]
 
     def _damaged(self, now_ms: int) -> list[EventData]:
         return [

@@ -56,6 +56,8 @@ class Summary:
     """Newest step whose state was looked at again before the next step wrote to it."""
     damaged_step: int | None = None
     """Newest step whose state was then not what the step had left."""
+    strayed_step: int | None = None
+    """First step whose batch was another than its sampler prescribes."""
     groups: tuple[GroupState, ...] = ()
     recent: tuple[tuple[int, int, int], ...] = ()
     """Newest collectives: group id, sequence, fingerprint."""
@@ -104,6 +106,7 @@ def summarize(reading: Reading, state: str, now_ns: int) -> Summary:
         save_us=reading.save_ns // _NS_PER_US,
         checked_step=reading.checked_step,
         damaged_step=reading.damaged_step,
+        strayed_step=reading.strayed_step,
         groups=tuple(
             GroupState(g.id, g.entered, g.fingerprint, g.done, g.waited_ns // _NS_PER_US, g.calls)
             for g in reading.groups
@@ -128,7 +131,7 @@ _NUMBERS = (
     "data_us",
     "save_us",
 )
-_STEPS = ("step", "nonfinite_step", "checked_step", "damaged_step")
+_STEPS = ("step", "nonfinite_step", "checked_step", "damaged_step", "strayed_step")
 """Absent where there is none; a stream recorded by an older version may lack some."""
 
 
@@ -160,6 +163,7 @@ def from_wire(told: dict[str, Any]) -> Summary:
             nonfinite_step=steps["nonfinite_step"],
             checked_step=steps["checked_step"],
             damaged_step=steps["damaged_step"],
+            strayed_step=steps["strayed_step"],
             phase=Phase(told["phase"]),
             waiting=bool(told["waiting"]),
             state=str(told["state"]),

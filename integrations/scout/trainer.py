@@ -28,7 +28,7 @@ _pulse: Pulse | None = None
 def attach(context: TrainerContext) -> Pulse | None:
     """Observe this trainer from here on; None when its agent cannot be told. Call after `import torch`, once."""
     global _pulse
-    from lmr.integrations.scout import collectives, torch_hooks
+    from lmr.integrations.scout import batch_order, collectives, torch_hooks
 
     fd, memory = page.create(context.rank, context.generation)
     evidence = Evidence()
@@ -36,6 +36,9 @@ def attach(context: TrainerContext) -> Pulse | None:
     if not _announce(context, fd, evidence):
         return None
     _pulse = Pulse(memory, context.resume_step)
+    batches = context.replay.get("batches", {})
+    if batches.get("enabled"):
+        batch_order.install(_pulse, batches["most_samples"])
     torch_hooks.install(_pulse)
     collectives.install(_pulse)
     atexit.register(_leave, _pulse)

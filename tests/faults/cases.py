@@ -48,7 +48,6 @@ class Group:
     Args:
         name: of the group.
         cases: in order.
-        equal: whether all that was computed must be bitwise as undisturbed.
         arguments: more for the script.
         policy_tables: more tables of the worker policy, or others than usual.
         steps_after: how many steps follow the last fault.
@@ -56,7 +55,6 @@ class Group:
 
     name: str
     cases: tuple[Case, ...]
-    equal: bool = True
     arguments: tuple[str, ...] = ()
     policy_tables: dict[str, str] = field(default_factory=dict)
     steps_after: int = GAP_STEPS
@@ -156,12 +154,11 @@ DRIFTED = Group(
     "drifted",
     (Case("config_drift", keys='node = "node-2"\nenviron = { NCCL_ALGO = "Tree" }', facts=("config_drifted",)),),
 )
-UNSEEN = Group(
-    "unseen",
+BATCHES = Group(
+    "batches",
     tuple(
-        Case(effect, "batch", 'target = "batch"', note="what data a rank was to get, no other rank knows")
+        Case(effect, "batch", 'target = "batch"', ("replay_checked",), cause="sdc")
         for effect in ("drop", "duplicate", "reorder")
     ),
-    equal=False,
 )
-GROUPS = (SILENT, LOUD, MESSAGES, COPIES, SLOW, LATE, EARLY, CUT, DRIFTED, UNSEEN)
+GROUPS = (SILENT, LOUD, MESSAGES, COPIES, SLOW, LATE, EARLY, CUT, DRIFTED, BATCHES)

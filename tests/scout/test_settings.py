@@ -14,7 +14,7 @@ ROWS = [
     for row in re.findall(r"^\| `.+\|$", DOCS.partition("## What is found")[2].partition("\n## ")[0], re.MULTILINE)
 ]
 UNIT = re.compile(r"_(ms|s|bytes|pct|permille|hundredths)$")
-COUNTS = {"factor", "windows", "steps", "tensors", "checks", "seeds"}
+COUNTS = {"factor", "windows", "steps", "tensors", "checks", "seeds", "samples"}
 
 
 def switches() -> dict[str, bool]:
