@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,8 @@ ACCUSED_BY = {
 }
 """Facts that say something is wrong, and where they say with whom."""
 STANDSTILL_S = 30.0
+STRIKE_S = 240.0
+"""Until a fault strikes a training that is on its own, on a busy machine."""
 LONG_S = 600.0
 
 
@@ -142,6 +145,7 @@ def _job(group: Group, folder: Path) -> Iterator[InjectedJob]:
         nodes="2:9",
     )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_terminated_as_by_an_error())
         if "network_partition" in [case.effect for case in group.cases]:
             _wire(job, stack)
         stack.callback(job.stop)
@@ -149,13 +153,28 @@ def _job(group: Group, folder: Path) -> Iterator[InjectedJob]:
         yield job
 
 
-def _wire(job: InjectedJob, stack: contextlib.ExitStack) -> None:
+@contextlib.contextmanager
+def _terminated_as_by_an_error() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does, by way of what takes agents and namespaces away."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wire(job: InjectedJob, stack: contextlib.ExitStack) -> Namespace:
     """The second node in a namespace of its own, the others on the host's end of its cable."""
     namespace = Namespace.of(job.marks.folder, "node-2")
-    namespace.open()
     stack.callback(namespace.close)
+    namespace.open()
     job.endpoint = f"{namespace.host_address}:{free_port()}"
     job.environ = {**job.environ, "GLOO_SOCKET_IFNAME": namespace.name}
+    return namespace
 
 
 def _operate(job: InjectedJob) -> None:
@@ -175,11 +194,12 @@ def _read(case: Case, strike: Strike, until_ms: int, records: list[Record]) -> O
     """What the log says between this fault and the next."""
     found = Outcome(case.name)
     culprits = {str(strike.rank), strike.node}
+    struck_ms = _struck_ms(strike, records)
     for record in records:
         if not strike.at_ms <= record.recorded_at_ms < until_ms and strike.rank is not None:
             continue
         kind, data = record.event.type, record.event.to_json()["data"]
-        since_ms = record.recorded_at_ms - strike.at_ms
+        since_ms = record.recorded_at_ms - struck_ms
         if kind in ACCUSED_BY and not _is_usual(kind, data):
             named = [] if _is_echo(kind, data) else _named(data, ACCUSED_BY[kind])
             if kind in case.facts and found.detected is None and (named or not case.names):
@@ -195,6 +215,14 @@ def _read(case: Case, strike: Strike, until_ms: int, records: list[Record]) -> O
         elif kind == "training_resumed" and found.action is not None:
             found.resume_ms = since_ms
     return found
+
+
+def _struck_ms(strike: Strike, records: list[Record]) -> int:
+    """When the run could first be hurt: a node that is set up otherwise has to be admitted for that."""
+    if strike.rank is not None:
+        return strike.at_ms
+    joined = (r for r in records if r.event.type == "node_joined" and r.event.source == strike.node)
+    return next(joined).recorded_at_ms
 
 
 def _is_usual(kind: str, data: dict[str, Any]) -> bool:
@@ -244,12 +272,18 @@ def hurt(case: Case, group: Group, folder: Path) -> str:
     (own / "campaign.toml").write_text(alone.campaign())
     job = InjectedJob(own, _command(alone, own), nodes="1", nproc=WORLD, backend="c10d", options=())
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_terminated_as_by_an_error())
+        addresses = {"node-2": ()}
         if case.effect == "network_partition":
             job.nodes, job.nproc = "2", WORLD // 2
-            _wire(job, stack)
-            job.conf["is_host"] = "true"  # c10d does not know the addresses of further networks
+            namespace = _wire(job, stack)
+            job.conf["is_host"] = "true"  # c10d does not know the addresses of further networks,
+            addresses = {  # and tells the other node this one's name, which may be localhost
+                "node-1": (f"--local-addr={namespace.host_address}",),
+                "node-2": (f"--local-addr={namespace.node_address}",),
+            }
         stack.callback(job.stop)
-        for node in ("node-1", "node-2")[-int(job.nodes) :]:
+        for node, job.options in addresses.items():
             job.start(node)
             # c10d gives ranks in the order of process ids: the runner's torchrun must be there before the next.
             job.wait_for(lambda node=node: len(job.processes(node)) > 1, f"{node} to start torchrun")
@@ -259,9 +293,11 @@ def hurt(case: Case, group: Group, folder: Path) -> str:
 
 def _what_became_of(case: Case, job: InjectedJob, undisturbed: Callable[[], list[dict[str, Any]]]) -> str:
     seen, at = -1, time.monotonic()
+    begun = at
     while (code := job.agents["node-2"].process.poll()) is None:
         if job.step() != seen or not job.marks.strikes():
             seen, at = job.step(), time.monotonic()
+            assert job.marks.strikes() or at - begun < STRIKE_S, job.standing()
         if time.monotonic() - at > STANDSTILL_S:
             return "stands still"
         time.sleep(0.1)
