@@ -32,6 +32,7 @@ from lmr.integrations.scout.loss import LossDetector
 from lmr.integrations.scout.replay_policy import ReplayPolicy
 from lmr.integrations.scout.rerun.golden import Golden
 from lmr.integrations.scout.rerun.verdicts import Result, ResultInvalid, Verdicts
+from lmr.integrations.scout.slow_parts import SlowParts
 from lmr.integrations.scout.stall import StallDetector
 from lmr.integrations.scout.standing import Standing
 from lmr.integrations.scout.straggler import StragglerDetector
@@ -75,6 +76,8 @@ class RunScout:
     def __init__(self, policy: ReplayPolicy, golden: Golden | None = None) -> None:
         self._policy = policy
         self._golden = golden or Golden()
+        self._slow_parts = SlowParts()
+        self._nodes: dict[int, str] = {}
         self._requests = 0
         self._begin(Standing(-1, 0, policy.pulse.stale_ms))
 
@@ -93,8 +96,15 @@ class RunScout:
 
     # What happens ----------------------------------------------------------------------------------------------------
 
-    def begin(self, generation: int, world_size: int) -> None:
-        """A new worker group; what was said about older ones no longer counts."""
+    def begin(self, generation: int, world_size: int, nodes: dict[int, str] | None = None) -> None:
+        """A new worker group; what was said about older ones no longer counts.
+
+        Args:
+            generation: of the group.
+            world_size: how many ranks it has.
+            nodes: where each rank runs; None: where it always did.
+        """
+        self._nodes = nodes or {}
         self._begin(Standing(generation, world_size, self._policy.pulse.stale_ms))
 
     def told(self, message: dict[str, Any], now_ms: int) -> None:
@@ -261,6 +271,7 @@ class RunScout:
                 windows=found.windows,
             )
             for found in self._stragglers.look(self.standing, now_ms)
+            if self._slow_parts.is_of_its_machine((found.rank, found.component), self._nodes.get(found.rank, ""))
         ]
 
     def _hung(self, now_ms: int) -> list[EventData | Ask]:

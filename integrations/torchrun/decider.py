@@ -393,7 +393,8 @@ class Decider:
         self._barrier = Barrier(plan.to_generation)
         world_size = len(plan.assignments) * self._local_world_size
         if self._scout is not None:
-            self._scout.begin(plan.to_generation, world_size)
+            nodes = {a.first_rank + local: a.node for a in plan.assignments for local in range(a.local_world_size)}
+            self._scout.begin(plan.to_generation, world_size, nodes)
         self._retention = Retention(
             plan.to_generation,
             len(plan.assignments),

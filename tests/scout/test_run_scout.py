@@ -218,6 +218,25 @@ def test_pauses_alone_are_no_straggler() -> None:
     assert slowed(StragglerPolicy(windows=2), [100_000, 101_000, 99_000, 100_500], 12, every_window) == []
 
 
+def test_a_rank_that_is_slow_on_the_next_machine_too_is_left_alone() -> None:
+    """It logs for all, say. One machine is given up for it; started again on the same one, it is told again."""
+    made = scout(ReplayPolicy(straggler=StragglerPolicy(windows=3)))
+    told = []
+    for generation, machine in enumerate(["a", "a", "b", "a"], 4):
+        made.begin(generation, 4, dict(enumerate([machine, "x", "y", "z"])))
+        facts: list[EventData | Ask] = []
+        for report in range(3 * PARTS + 1):
+            steps = 2 * report + 2
+            views = [
+                at_118(r, step=steps, steps_here=steps, still_ms=5, own_us=steps * own, role=5)
+                for r, own in enumerate([130_000, 101_000, 99_000, 100_000])
+            ]
+            made.heard(message(*views, generation=generation), 10_000 * report // PARTS)
+            facts += made.tick(10_000 * report // PARTS)
+        told.append([fact.rank for fact in facts if isinstance(fact, RankSlowed)])
+    assert told == [[0], [0], [], []]
+
+
 def test_a_rank_slower_than_its_peers_by_little_is_not_a_straggler() -> None:
     assert slowed(StragglerPolicy(windows=1), [100_000, 101_000, 99_000, 107_000], 5) == []
 
