@@ -145,7 +145,11 @@ class StallPolicy(_Table):
         description="least milliseconds a batch must be waited for: above remounts and retries of object stores",
     )
     input_factor: int = Field(
-        10, ge=2, le=1_000, description="how many times the longest wait for a batch so far; first batches do not count"
+        10,
+        ge=2,
+        le=1_000,
+        description="how many times the longest wait for a batch so far; the first batch of an iteration is also "
+        "compared with other first ones",
     )
     checkpoint_floor_ms: int = Field(
         600_000,

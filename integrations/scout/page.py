@@ -86,6 +86,8 @@ class Word(enum.IntEnum):
     CHECKED_STEP = 27
     DAMAGED_STEP = 28
     STRAYED_STEP = 29
+    FRESH = 30
+    LONGEST_FIRST_NS = 31
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,10 @@ class Reading:
     checked_step: int | None = None
     damaged_step: int | None = None
     strayed_step: int | None = None
+    fresh: bool = False
+    """The iteration has not given its first batch."""
+    longest_first_ns: int = 0
+    """The longest wait for the first batch of an iteration."""
     groups: tuple[GroupReading, ...] = ()
     recent: tuple[tuple[int, int, int], ...] = ()
     step_times_ns: tuple[int, ...] = ()
@@ -226,6 +232,8 @@ class PulseReader:
             checked_step=_known(w[Word.CHECKED_STEP]),
             damaged_step=_known(w[Word.DAMAGED_STEP]),
             strayed_step=_known(w[Word.STRAYED_STEP]),
+            fresh=bool(w[Word.FRESH]),
+            longest_first_ns=w[Word.LONGEST_FIRST_NS],
             groups=_groups(w),
             recent=_recent(w),
             step_times_ns=tuple(t for t in w[STEPS_AT : STEPS_AT + STEP_ENTRIES] if t > 0),

@@ -127,14 +127,21 @@ class Pulse:
             self._words[Word.MICRO] += 1
             self.enter(0)
 
+    def iterating(self) -> None:
+        """A loader begins anew: its first batch may take longer than those that follow."""
+        if self.live and threading.get_ident() == self._thread:
+            self._words[Word.FRESH] = 1
+
     def got_batch(self, phase: int) -> None:
         """A batch is there; the rank goes on in `phase`."""
         if self.live and threading.get_ident() == self._thread:
             words = self._words
             waited, batches = _now() - self._since, words[Word.BATCHES]
-            # The first two batches of a process include the start of worker processes and cold caches.
-            if batches >= 2 and waited > words[Word.LONGEST_DATA_NS]:
-                words[Word.LONGEST_DATA_NS] = waited
+            # First batches include the start of worker processes and cold caches; so does a process's second.
+            longest = Word.LONGEST_FIRST_NS if words[Word.FRESH] else Word.LONGEST_DATA_NS
+            if (longest == Word.LONGEST_FIRST_NS or batches >= 2) and waited > words[longest]:
+                words[longest] = waited
+            words[Word.FRESH] = 0
             words[Word.BATCHES] = batches + 1
             self.enter(phase)
 

@@ -52,6 +52,9 @@ class StallDetector:
         if view.phase == Phase.DATA and self.policy.input_enabled:
             longest = max(other.longest_data_ms for other in views)
             limit = max(self.policy.input_floor_ms, self.policy.input_factor * longest)
+            if view.fresh:
+                first = max(other.longest_first_ms for other in views)
+                limit = max(limit, self.policy.input_factor * first)
             if view.batches < 2:  # worker processes start, caches are cold
                 limit = max(limit, self.hang.long_section_s * 1000)
             return "input" if view.still_ms >= limit else None

@@ -58,6 +58,10 @@ class Summary:
     """Newest step whose state was then not what the step had left."""
     strayed_step: int | None = None
     """First step whose batch was another than its sampler prescribes."""
+    fresh: bool = False
+    """The loader has not given its first batch since its iteration began."""
+    longest_first_ms: int = 0
+    """The longest wait for a first batch."""
     groups: tuple[GroupState, ...] = ()
     recent: tuple[tuple[int, int, int], ...] = ()
     """Newest collectives: group id, sequence, fingerprint."""
@@ -107,6 +111,8 @@ def summarize(reading: Reading, state: str, now_ns: int) -> Summary:
         checked_step=reading.checked_step,
         damaged_step=reading.damaged_step,
         strayed_step=reading.strayed_step,
+        fresh=reading.fresh,
+        longest_first_ms=reading.longest_first_ns // _NS_PER_MS,
         groups=tuple(
             GroupState(g.id, g.entered, g.fingerprint, g.done, g.waited_ns // _NS_PER_US, g.calls)
             for g in reading.groups
@@ -142,6 +148,8 @@ def to_wire(summary: Summary) -> dict[str, Any]:
         **{name: getattr(summary, name) for name in _STEPS},
         "phase": int(summary.phase),
         "waiting": summary.waiting,
+        "fresh": summary.fresh,
+        "longest_first_ms": summary.longest_first_ms,
         "state": summary.state,
         "groups": [[g.id, g.entered, g.fingerprint, g.done, g.waited_us, g.calls] for g in summary.groups],
         "recent": [list(entry) for entry in summary.recent],
@@ -164,6 +172,8 @@ def from_wire(told: dict[str, Any]) -> Summary:
             checked_step=steps["checked_step"],
             damaged_step=steps["damaged_step"],
             strayed_step=steps["strayed_step"],
+            fresh=bool(told.get("fresh", False)),
+            longest_first_ms=int(told.get("longest_first_ms", 0)),
             phase=Phase(told["phase"]),
             waiting=bool(told["waiting"]),
             state=str(told["state"]),

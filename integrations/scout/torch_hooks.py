@@ -70,6 +70,8 @@ def _follow_loaders(pulse: Pulse) -> None:
             return make(self)
         finally:
             pulse.enter(before)
+            if grad_enabled():
+                pulse.iterating()
 
     _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
     DataLoader.__iter__ = iterate  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Tenso
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lmr.engine.events import ReplayChecked
-from lmr.integrations.scout import batch_order, page
+from lmr.integrations.scout import batch_order, page, torch_hooks
 from lmr.integrations.scout.batch_order import Order
 from lmr.integrations.scout.detector_policy import BatchesPolicy, ContinuityPolicy, RerunPolicy
 from lmr.integrations.scout.page import Phase, Word
@@ -34,6 +34,10 @@ class Rank:
         _, memory = page.create(rank=0, generation=0)
         self._words = memoryview(memory).cast("q")
         self.pulse = Pulse(memory, step=7)
+
+    def word(self, word: Word) -> int:
+        """A number of the page."""
+        return self._words[word]
 
     @property
     def strayed(self) -> int | None:
@@ -161,6 +165,27 @@ def test_a_batch_that_is_taken_and_not_given_is_told(monkeypatch, taken):
     assert watched.strayed is None
     next(mine)
     assert watched.strayed == 8
+
+
+def test_waiting_for_a_first_batch_is_told_apart(monkeypatch):
+    """Of every iteration, and only where gradients are on."""
+    monkeypatch.setattr(_BaseDataLoaderIter, "__next__", _BaseDataLoaderIter.__next__)
+    monkeypatch.setattr(DataLoader, "__iter__", DataLoader.__iter__)
+    watched = Rank()
+    torch_hooks._follow_loaders(watched.pulse)
+    mine = loader()
+    for _ in range(2):
+        batches = iter(mine)
+        assert watched.word(Word.FRESH) == 1
+        assert watched.word(Word.LONGEST_DATA_NS) == 0
+        next(batches)
+        assert watched.word(Word.FRESH) == 0
+        assert watched.word(Word.LONGEST_FIRST_NS) > 0
+    next(batches)
+    assert watched.word(Word.LONGEST_DATA_NS) > 0
+    with torch.no_grad():
+        iter(mine)
+    assert watched.word(Word.FRESH) == 0
 
 
 def test_only_the_first_step_is_kept(monkeypatch):

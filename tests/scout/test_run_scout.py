@@ -89,6 +89,18 @@ def test_a_hang_is_published_without_evidence_that_does_not_come_and_only_once()
     assert tell(made, *HUNG, now_ms=later + 500) == []
 
 
+def test_a_first_batch_may_take_as_long_as_first_batches_take() -> None:
+    """Every epoch its worker processes start again, and some caches are cold."""
+
+    def told(still_ms: int, **more: Any) -> list[EventData | Ask]:
+        late = absent(2, phase=Phase.DATA, still_ms=still_ms, batches=900, fresh=True, **more)
+        return tell(scout(), at_118(0, longest_first_ms=12_000), at_118(1), late, at_118(3))
+
+    assert told(119_000) == []
+    assert told(121_000) == [InputStalled(generation=3, rank=2, step=9, stalled_ms=121_000)]
+    assert told(121_000, longest_first_ms=13_000) == []
+
+
 def test_survivors_of_a_dead_rank_are_never_blamed() -> None:
     made = scout()
     made.ended(3, 1, clean=False)
