@@ -29,6 +29,8 @@ HOST = "host"
 
 OTHER_TABLES = "[recovery]\npublish_ms = 100\n[replay.hang]\nfloor_ms = 120000\n"
 """Ranks that a test stops are no hang."""
+UNWATCHED = "[replay.continuity]\nenabled = false\n"
+"""A poisoned script writes to what it trains: where it is the only rank, that is taken for damaged memory."""
 
 
 def script(mode: str, folder: Path, *arguments: str) -> list[str]:
@@ -258,14 +260,16 @@ def drill(
         replicas = "replicas = 2\n" if alone else ""
         folder = tmp_path / "drill"
         paced = [str(PACED), "--until", str(folder / "hurry"), "--hold", str(folder / "hold")]
+        tables = OTHER_TABLES
         if poison_from is not None:
             paced += ["--poison-from", str(poison_from)]
+            tables += UNWATCHED
         run = job(
             name="drill",
             command=[*paced, *script(mode, folder, *arguments)],
             nodes=f"{active}:{machines}",
             nproc=1,
-            policy=f"schema_version = 1\n[checkpoint]\n{replicas}{checkpoint}{OTHER_TABLES}",
+            policy=f"schema_version = 1\n[checkpoint]\n{replicas}{checkpoint}{tables}",
         )
         return Drill(run, mode, machines, moves, plain)
 
