@@ -86,7 +86,8 @@ def _culprits(standing: Standing, views: list[Summary]) -> list[Summary]:
     ends = {awaited for awaited_by in waits_for.values() for awaited in awaited_by if not waits_for[awaited]}
     found = [by_rank[rank] for rank in sorted(ends)]
     if not found:
-        found = _behind_the_front(views)
+        # Who waits as well is held up itself: its data ended before that of the others, say.
+        found = [view for view in _behind_the_front(views) if not view.waiting]
     working = [view for view in found if not view.waiting]
     found = working or found
     if found:

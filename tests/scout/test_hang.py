@@ -88,6 +88,16 @@ def test_ranks_that_wait_for_each_other_name_nobody() -> None:
     assert found.ranks == ()
 
 
+def test_a_rank_whose_data_ended_early_is_not_to_blame() -> None:
+    """It waits at the end of the epoch for the others, and they for its gradients: no machine hangs."""
+    reducing = [rank(r, phase=Phase.REDUCE, micro=1, groups=(GroupState(WORLD, 117, 77, 117, 0, 0),)) for r in range(3)]
+    everybody = (*reducing, waits(3, 118))
+    assert hang_of(*(replace(view, still_ms=19_000) for view in everybody)) is None
+    found = hang_of(*(replace(view, still_ms=21_000) for view in everybody))
+    assert found is not None
+    assert found.ranks == ()
+
+
 @pytest.mark.parametrize("phase", [Phase.EVAL, Phase.CHECKPOINT, Phase.COMPILE, Phase.DECLARED])
 def test_whoever_waits_for_a_long_section_does_not_hang(phase: Phase) -> None:
     assert (
