@@ -67,7 +67,7 @@ def damaged(job, sharding: str, nodes: int, victim: int, policy: str):
 def test_a_flipped_bit_in_one_of_three_replicas_is_named_by_the_other_two(job):
     """Replicas that must be equal are not: the minority is replaced."""
     loop = damaged(job, "none", 3, 1, POLICY.format(compare="true", continuity="false"))
-    assert [d["ranks"] for d in loop.events("state_diverged")] == [[1]]
+    assert {tuple(d["ranks"]) for d in loop.events("state_diverged")} == {(1,)}
 
 
 @pytest.mark.long
