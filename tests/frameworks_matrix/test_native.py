@@ -10,8 +10,11 @@ SCRIPT = str(Path(__file__).parents[2] / "docs" / "examples" / "pytorch_parallel
 
 
 def test_fully_sharded(drill):
-    """FSDP2: each rank's part of parameters and optimizer state comes back from the other machine's memory."""
-    drill("fsdp2", [SCRIPT, "--mode", "fsdp2"])
+    """FSDP2: each rank's part of parameters and optimizer state comes back from the other machine's memory.
+
+    Nobody else holds the part of the one that is corrupted: its own continuity names it.
+    """
+    drill("fsdp2", [SCRIPT, "--mode", "fsdp2"], corrupt="by continuity")
 
 
 @pytest.mark.long
@@ -29,8 +32,9 @@ def test_mixed_precision(drill):
 
 @pytest.mark.long
 def test_hybrid_sharded(drill):
-    """HSDP on 2 x 2 ranks: the replicas of a part are peers, and agree."""
-    loop = drill("hsdp", [SCRIPT, "--mode", "hsdp"], nproc=2, stop=True, groups={(0, 2), (1, 3)})
+    """HSDP on 2 x 2 ranks: the replicas of a part are peers, and agree; of two, continuity names the corrupt one."""
+    groups = {(0, 2), (1, 3)}
+    loop = drill("hsdp", [SCRIPT, "--mode", "hsdp"], nproc=2, stop=True, corrupt="by continuity", groups=groups)
     assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}, loop.plans()
 
 
