@@ -52,6 +52,12 @@ class Framework(ABC):
     owns_position: ClassVar[bool] = False
     """Whether `read` and `write` carry the place in the data. Otherwise torch's DataLoaders are followed."""
 
+    is_placed: bool = True
+    """Whether the loop is where a training loader that is iterated is to be led on, as a script's own loop always is.
+
+    Otherwise the framework goes on in the middle: see `Session.begin_with_the_running_pass`.
+    """
+
     @abstractmethod
     def models(self) -> list[nn.Module]:
         """The trained modules, outermost, in an order that a restarted script repeats."""

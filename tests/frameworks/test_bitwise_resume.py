@@ -29,6 +29,16 @@ SINGLE_LONG = [
     ("two_optimizers", 13),
     ("no_loader", 10),
     ("zipped", 10),
+    ("closure", 10),
+    ("closure_no_loader", 10),
+    ("copies", 10),
+    ("unfrozen", 4),
+    ("unfrozen", 10),
+    ("added", 4),
+    ("added", 10),
+    ("second", 4),
+    ("second", 10),
+    ("compiled", 10),
 ]
 FOUR_RANKS = [("ddp", 9)]
 FOUR_RANKS_LONG = [("ddp", 2), ("ddp_unused", 8), ("ddp_static", 7)]
@@ -66,6 +76,18 @@ def test_one_process(tmp_path: Path, variant: str, step: int) -> None:
     scenario = recover(tmp_path, variant, step, nodes=1, local=1)
     degraded = [m["what"] for m in scenario.nodes[0].workers_say.having(kind="degraded")]
     assert degraded == (["position"] if variant == "stream" else [])
+
+
+@pytest.mark.long
+def test_a_loop_whose_boundaries_cannot_be_seen_is_not_captured_and_that_is_said(tmp_path: Path) -> None:
+    scenario = Scenario([str(VARIANTS), "raw"], tmp_path, 1, 1)
+    try:
+        scenario.start()
+        scenario.finish(generation=0)
+        (said,) = scenario.nodes[0].workers_say.having(kind="degraded")
+    finally:
+        scenario.close()
+    assert (said["what"], "lmr.boundary() says where one is" in said["why"]) == ("captures", True)
 
 
 @pytest.mark.parametrize(("variant", "step"), cases(BACKGROUND, BACKGROUND_LONG))

@@ -63,11 +63,13 @@ def _note_created(kind: type, created: Created[Any], session: Session) -> None:
 
 
 def _follow_steps(session: Session) -> None:
-    def began(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def began(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if session.mine:
+            if any(map(callable, (*args[1:], *kwargs.values()))):
+                _guard(session, "capture", session.at_closure)
             if session.copying:
                 _guard(session, "capture", session.settle)
-            session.step_began(optimizer)
+            _guard(session, "step", lambda: session.step_began(optimizer))
 
     def ended(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if session.mine:
@@ -135,6 +137,8 @@ def _follow_calls(session: Session) -> None:
     """Calls of models matter until the state is restored, and in loops without a loader."""
 
     def called(module: nn.Module, _args: Any) -> None:
+        if torch.compiler.is_compiling():  # what follows changes from step to step: it would be compiled anew
+            return
         if session.copying and session.mine:
             _guard(session, "capture", lambda: session.settle(wait=False))
         if session.awaits_a_call and module.training and session.mine and torch.is_grad_enabled():

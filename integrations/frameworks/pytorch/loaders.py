@@ -225,6 +225,11 @@ class Loaders:
         number = self._created.number(loader)
         return number in self._target
 
+    def begin_with_the_running_pass(self) -> None:
+        """The loop does not repeat complete passes: the next one over each loader is the one that was running."""
+        for number, place in self._target.items():
+            self._tracks.setdefault(number, Track(number)).begun = place["ordinal"]
+
     def repeats(self, loader: Any) -> bool:
         """Whether the next iteration of a loader on its way saw no step and is simply run again."""
         track = self.track(loader)

@@ -6,7 +6,6 @@ weakly: what the script drops is no longer part of its state.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
@@ -17,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from lmr.integrations.frameworks.adapter import Framework
+from lmr.integrations.frameworks.pytorch.bystanders import outermost
 
 T = TypeVar("T")
 
@@ -119,9 +119,6 @@ class Objects:
         return found
 
     def _find_roots(self) -> list[nn.Module]:
-        modules: list[nn.Module] = [one for one in gc.get_objects() if _is_module(one)]
-        inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
-        outer = [module for module in modules if id(module) not in inner]
         order = {
             id(p): place
             for place, p in enumerate(
@@ -132,7 +129,7 @@ class Objects:
             )
         }
         ranked, averages = [], []
-        for module in outer:
+        for module in outermost():
             places = [order[id(p)] for p in module.parameters() if id(p) in order]
             if places:
                 ranked.append((min(places), _depth(module), module))
@@ -154,11 +151,6 @@ def replicated(root: nn.Module) -> DistributedDataParallel | None:
         if isinstance(module, DistributedDataParallel):
             return module
     return None
-
-
-def _is_module(one: Any) -> bool:
-    # `isinstance` asks the object for its class, which proxies answer with surprises.
-    return issubclass(type(one), nn.Module) and "_parameters" in one.__dict__
 
 
 def _depth(module: nn.Module) -> int:

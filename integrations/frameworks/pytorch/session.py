@@ -41,6 +41,9 @@ from lmr.integrations.scout.trainer_checks import TrainerChecks
 _RESTORE_THREADS = 4
 """At most; the node's ranks share its cores while they restore."""
 
+_STEPS_WITHOUT_BOUNDARY = 100
+"""So many pass before it is said that nothing is captured: some loops take many steps on one batch."""
+
 
 class Session:
     """One trainer's protection.
@@ -57,7 +60,7 @@ class Session:
         self.objects = Objects()
         self.loaders = Loaders(self.objects.loaders, self._agent.degraded)
         self.steps = Steps(self.objects.optimizers, context.resume_step)
-        self._state = TrainingState(self.objects, self.loaders, self._agent.degraded)
+        self._state = TrainingState(self.objects, self.loaders, self.steps, self._agent.degraded)
         self.checks = None if pulse is None else TrainerChecks(context, pulse, self.objects, self._agent)
         self._captures = Captures(context, self._agent, self._state)
         self._captured_step = context.resume_step
@@ -68,6 +71,8 @@ class Session:
         self._has_restored = False
         self._protecting = context.enable_checkpoint
         self._script_says = False
+        self._too_early: ShardMismatch | None = None
+        """Why the objects of a loop that has begun are not those that were captured, or not yet."""
         atexit.register(self._at_exit)
         if context.generation > 0 and context.resume_step == 0:
             self._agent.restored(0, "memory")
@@ -81,6 +86,10 @@ class Session:
 
     def step_began(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to write."""
+        if self._too_early is not None and self.loaders.arrived:
+            self._refuse(self._too_early.why, self._too_early.detail)
+        if self._protecting and self.objects.framework is None:
+            self._state.before_the_first_step()
         self.steps.began(optimizer)
         if self.checks is not None:
             self.checks.before_write()
@@ -94,6 +103,12 @@ class Session:
         self.loaders.stepped()
         self._context.page.write_step(self.steps.completed)
         self._agent.stepped(self.steps.completed)
+        if self._protecting and self.steps.completed - self._captured_step == _STEPS_WITHOUT_BOUNDARY:
+            self._agent.degraded(
+                "captures",
+                f"{_STEPS_WITHOUT_BOUNDARY} steps without a boundary: no DataLoader was asked for a batch, no trained "
+                f"model was called in training mode; lmr.boundary() says where one is",
+            )
 
     # Frameworks ------------------------------------------------------------------------------------------------
 
@@ -131,6 +146,11 @@ class Session:
         reader = self._open()
         captured = reader.tree["framework"]
         return reader.decode(captured["state"]) if captured else {}
+
+    def begin_with_the_running_pass(self) -> None:
+        """The loop does not repeat complete passes over its data: its next one is the one that was running."""
+        self._open()
+        self.loaders.begin_with_the_running_pass()
 
     def degraded(self, what: str, why: str) -> None:
         """Protection is weaker than it should be."""
@@ -204,6 +224,15 @@ class Session:
         if stepped and not self.loaders.feeding() and self._is_optimized(module):
             self._boundary()
 
+    def at_closure(self) -> None:
+        """An optimizer is about to call the model itself, and knows its own state from before that."""
+        if self.objects.framework is not None or self._script_says:
+            return
+        if self._must_restore and not self._has_restored:
+            self.restore()
+        elif self.steps.completed > self._captured_step and not self.loaders.feeding():
+            self._boundary(busy=False)
+
     def at_script_boundary(self) -> None:
         """The script says that it is between two steps; from here on nothing else is taken for a boundary."""
         self._script_says = True
@@ -213,8 +242,8 @@ class Session:
             self._boundary()
 
     def _is_optimized(self, module: nn.Module) -> bool:
-        parameter = next(module.parameters(), None)
-        return parameter is not None and id(parameter) in self.objects.optimized_ids()
+        optimized = self.objects.optimized_ids()
+        return any(id(parameter) in optimized for parameter in module.parameters())
 
     def _boundary(self, *, busy: bool = True) -> None:
         """Between two steps; `busy` says whether a forward and a backward follow."""
@@ -286,10 +315,10 @@ class Session:
             if not self._is_evaluating():
                 self._agent.degraded("position", f"{type(loader).__name__} may fetch ahead of what it gives out")
             return make(loader)
-        if self._must_restore:
+        if self._must_restore and (framework is None or framework.is_placed):
             self._open()
             if self.loaders.is_on_its_way(loader) and not self.loaders.repeats(loader):
-                iterator = self.loaders.lead(loader, make, self.restore)
+                iterator = self.loaders.lead(loader, make, self._restore_for_a_loop)
                 self._finish_restore()
                 return iterator
         return self.loaders.begin(loader, make)
@@ -326,14 +355,32 @@ class Session:
         cores = len(os.sched_getaffinity(0)) // self._context.local_world_size
         return ShardReader(restored.memory, restored.meta, min(_RESTORE_THREADS, max(1, cores)))
 
+    def _restore_for_a_loop(self) -> None:
+        """Load it where a loop begins; a script may make objects later: when it has its batch, or in a later pass."""
+        if self.objects.framework is not None or self._has_restored:
+            self.restore()
+            return
+        self._too_early = None
+        try:
+            self._load()
+        except ShardMismatch as error:
+            if error.why != "topology_mismatch":
+                self._refuse(error.why, error.detail)
+            self._too_early = error
+            self._state.load_random_state(self._open())
+
     def restore(self) -> None:
         """Load the agreed state into the live objects; every rank has it, or none goes on."""
-        self.settle()
-        reader = self._open()
         try:
-            self._state.load(reader, buckets=not self._has_restored)
+            self._load()
         except ShardMismatch as error:
             self._refuse(error.why, error.detail)
+
+    def _load(self) -> None:
+        self.settle()
+        # The loop has drawn random numbers since its loader was led here.
+        self._state.load(self._open(), buckets=not self._has_restored, random_state=self._too_early is None)
+        self._too_early = None
         assert self._restored is not None
         if not self._has_restored:
             self._has_restored = True

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from lmr.integrations.frameworks.pytorch import ddp, rng, sharding
+from lmr.integrations.frameworks.pytorch.bystanders import Bystanders, tensors_of
 from lmr.integrations.frameworks.pytorch.loaders import Loaders
 from lmr.integrations.frameworks.pytorch.objects import Objects, replicated
+from lmr.integrations.frameworks.pytorch.steps import Steps
 from lmr.integrations.gemini import codec
 from lmr.integrations.gemini.capture import Change, Collection, ShardReader
 from lmr.integrations.gemini.errors import ShardMismatch
@@ -28,13 +30,23 @@ class TrainingState:
     Args:
         objects: the script's objects.
         loaders: where its loaders stand.
+        steps: which optimizer's steps count.
         degraded: called with what is not protected, and why.
     """
 
-    def __init__(self, objects: Objects, loaders: Loaders, degraded: Callable[[str, str], None]) -> None:
+    def __init__(self, objects: Objects, loaders: Loaders, steps: Steps, degraded: Callable[[str, str], None]) -> None:
         self._objects = objects
         self._loaders = loaders
+        self._steps = steps
         self._degraded = degraded
+        self._bystanders = Bystanders(objects.optimized_ids, degraded)
+        self._has_looked = False
+
+    def before_the_first_step(self) -> None:
+        """See how the modules are that no optimizer will update; once."""
+        if not self._has_looked:
+            self._has_looked = True
+            self._bystanders.look()
 
     # Reading ---------------------------------------------------------------------------------------------------
 
@@ -53,8 +65,10 @@ class TrainingState:
         for name, tensor in names.items():
             collection.add(name, tensor, sections.get(id(tensor), "own"), self._changes(tensor, optimized))
         tree = {
+            "aside": self._read_bystanders(collection),
             "format": FORMAT,
             "step": step,
+            "primary": self._steps.primary,
             "live": list(names),
             "topology": sharding.topology(names.items()),
             "models": [type(root).__name__ for root in roots],
@@ -83,6 +97,15 @@ class TrainingState:
             return "step" if id(tensor) in optimized else "anywhere"
         is_frozen = isinstance(tensor, nn.Parameter) and id(tensor) not in optimized and not self._objects.framework
         return "never" if is_frozen else "anywhere"
+
+    def _read_bystanders(self, collection: Collection) -> dict[str, list[str]]:
+        if self._objects.framework is not None:
+            return {}
+        aside = {name: tensors_of(module) for name, module in self._bystanders.changed().items()}
+        for name, tensors in aside.items():
+            for one, tensor in tensors.items():
+                collection.add(f"aside.{name}.{one}", tensor, "own")
+        return {name: list(tensors) for name, tensors in aside.items()}
 
     def _read_framework(self, collection: Collection) -> dict[str, Any] | None:
         framework = self._objects.framework
@@ -133,12 +156,18 @@ class TrainingState:
 
     # Writing ---------------------------------------------------------------------------------------------------
 
-    def load(self, reader: ShardReader, *, buckets: bool) -> None:
+    @staticmethod
+    def load_random_state(reader: ShardReader) -> None:
+        """Set all random state, and nothing else."""
+        rng.write(reader.tree["rng"])
+
+    def load(self, reader: ShardReader, *, buckets: bool, random_state: bool = True) -> None:
         """Overwrite the live state with the captured one.
 
         Args:
             reader: the shard.
             buckets: also give DDP its gradient buckets back; once is enough.
+            random_state: set that, too.
 
         Raises:
             ShardMismatch: the script's objects are not those that were captured.
@@ -154,6 +183,7 @@ class TrainingState:
             raise ShardMismatch("topology_mismatch", f"the model has changed: {', '.join(odd[:5])}")
         for name, tensor in live.items():
             reader.copy_into(name, tensor)
+        self._write_bystanders(tree["aside"], reader)
         optimizers = dict(self._objects.optimizers.alive())
         for number, body in tree["optimizers"].items():
             optimizer = _match("optimizer", number, optimizers)
@@ -173,9 +203,24 @@ class TrainingState:
             self._objects.tracked[name].load_state_dict(reader.decode(body))
         if buckets:
             self._write_buckets(roots, tree["buckets"])
+        self._steps.primary = tree["primary"]
         if self._objects.framework is not None:
             self._objects.framework.write(reader.decode(tree["framework"]["state"]))
-        rng.write(tree["rng"])
+        if random_state:
+            self.load_random_state(reader)
+
+    def _write_bystanders(self, captured: dict[str, list[str]], reader: ShardReader) -> None:
+        if not captured:
+            return
+        present = self._bystanders.expected(captured)
+        for name, tensors in captured.items():
+            if name not in present:
+                kind = name.partition("-")[0]
+                self._degraded(f"{kind}, which no optimizer updates", "the restarted script has none, or several alike")
+                continue
+            live = tensors_of(present[name])
+            for one in tensors:
+                reader.copy_into(f"aside.{name}.{one}", live[one])
 
     def _match_framework(self, tree: dict[str, Any]) -> None:
         framework, captured = self._objects.framework, tree["framework"]

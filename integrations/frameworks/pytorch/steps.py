@@ -8,7 +8,7 @@ from lmr.integrations.frameworks.pytorch.objects import Created
 
 
 class Steps:
-    """Counts completed steps of the primary optimizer: the first created of those that step.
+    """Counts completed steps of the primary optimizer: the first that steps, also in what a restarted script does.
 
     A subclass that calls `super().step()` runs the hooks once per level, so only the outermost end of a step counts.
     A step that GradScaler skips runs no hook and does not count.
@@ -21,7 +21,8 @@ class Steps:
     def __init__(self, optimizers: Created[Optimizer], begun_at: int) -> None:
         self._optimizers = optimizers
         self._depth: dict[int, int] = {}
-        self._primary: int | None = None
+        self.primary: int | None = None
+        """Number of the optimizer whose steps count, once one has stepped."""
         self.completed = begun_at
 
     def began(self, optimizer: Optimizer) -> None:
@@ -40,9 +41,9 @@ class Steps:
         if depth > 0 or not counts:
             return False
         number = self._optimizers.note(optimizer)
-        if self._primary is None:
-            self._primary = number
-        if number != self._primary:
+        if self.primary is None:
+            self.primary = number
+        if number != self.primary:
             return False
         self.completed += 1
         return True

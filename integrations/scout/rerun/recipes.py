@@ -96,8 +96,10 @@ class Recipes:
             self._refused(f"replay of {name}", str(error))
 
     def _called(self, module: nn.Module, args: Any, kwargs: Any, _out: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         name = self._awaited.get(id(module))
-        if name is None or not module.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if name is None or not module.training or not torch.is_grad_enabled():
             return
         del self._awaited[id(module)]
         try:

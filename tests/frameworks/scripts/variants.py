@@ -2,6 +2,7 @@
 but the step number every script may read."""
 
 import argparse
+import copy
 import json
 import os
 import random
@@ -199,9 +200,10 @@ def two_optimizers(run):
 
 
 def no_loader(run):
-    """Data made from the step number; nothing but calls of the model marks a boundary."""
+    """Data made from the step number; nothing but calls of the model, of which a part is frozen, marks a boundary."""
     model = Net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    model.body[0].requires_grad_(False)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     points = Points()
     while run.step < 30:
@@ -214,6 +216,135 @@ def no_loader(run):
         scheduler.step()
         run.log(loss, ids)
     run.save(model=model, optimizer=optimizer, scheduler=scheduler)
+
+
+def by_step(run, steps=24):
+    """Batches made from the step number."""
+    points = Points()
+    while run.step < steps:
+        ids = torch.randint(len(points), (BATCH,), generator=torch.Generator().manual_seed(run.step))
+        yield ids, points.x[ids], points.y[ids]
+
+
+def in_epochs(loader, epochs=4):
+    """Batches of a loader."""
+    for _ in range(epochs):
+        yield from loader
+
+
+def closure(run, batches):
+    """LBFGS calls the model several times within a step, and keeps a history."""
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=4, line_search_fn="strong_wolfe")
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+    for ids, x, y in batches:
+
+        def evaluate(x=x, y=y):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(evaluate)
+        scheduler.step()
+        run.log(loss.detach(), ids, lr=optimizer.param_groups[0]["lr"])
+    run.save(model=model, optimizer=optimizer, scheduler=scheduler)
+
+
+class Average(nn.Module):
+    """A running average as it is often written: a copy that is written to through `.data`."""
+
+    def __init__(self, model, decay=0.9):
+        super().__init__()
+        self.module, self.decay = copy.deepcopy(model), decay
+        self.module.requires_grad_(False)
+
+    def update(self, model):
+        for mine, new in zip(self.module.parameters(), model.parameters(), strict=True):
+            mine.data.mul_(self.decay).add_(new.data, alpha=1 - self.decay)
+
+
+def copies(run):
+    """A running average of one's own, a target that is set now and then, and a teacher that stays as it is."""
+    teacher = Net(width=24).eval().requires_grad_(False)
+    model = Net()
+    average, target = Average(model), copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = shuffled(noisy=True)
+    for _ in range(5):
+        for ids, x, y in loader:
+            optimizer.zero_grad()
+            with torch.no_grad():
+                towards = target.eval()(x) + teacher(x)
+            loss = cross_entropy(model(x), y) + 0.1 * mse_loss(model(x), towards)
+            loss.backward()
+            optimizer.step()
+            average.update(model)
+            if run.step % 4 == 3:
+                target.load_state_dict(model.state_dict())
+            run.log(loss.detach(), ids)
+    run.save(model=model, optimizer=optimizer, average=average, target=target)
+
+
+def raw(run):
+    """Parameters that are in no module, and no loader: nobody can see where a step ends."""
+    weight = torch.zeros(FEATURES, CLASSES, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for ids, x, y in by_step(run, 110):
+        optimizer.zero_grad()
+        loss = cross_entropy(x @ weight, y)
+        loss.backward()
+        optimizer.step()
+        run.log(loss.detach(), ids)
+    run.save(weight=weight)
+
+
+def growing(run, how):
+    """What is trained changes in the course of the run, by the step number every script may read."""
+    model = Net(layers=3)
+    held = list(model.body[0].parameters())
+    rest = [p for p in model.parameters() if all(p is not one for one in held)]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters() if how == "unfrozen" else rest, lr=0.05, momentum=0.9)
+    second = None
+    loader = shuffled(noisy=True)
+    for _ in range(5):
+        for ids, x, y in loader:
+            if run.step >= 6 and not held[0].requires_grad:
+                for parameter in held:
+                    parameter.requires_grad_(True)
+                if how == "added":
+                    optimizer.add_param_group({"params": held, "lr": 0.01})
+                elif how == "second":
+                    second = torch.optim.Adam(held, lr=0.01)
+            optimizer.zero_grad()
+            for parameter in held:
+                parameter.grad = None
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            if second is not None:
+                second.step()
+            run.log(loss.detach(), ids)
+    run.save(model=model, optimizer=optimizer, second=second)
+
+
+def compiled(run):
+    """A compiled module, and a schedule that is stepped before the optimizer."""
+    model = torch.compile(Net(), backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+    loader = shuffled(noisy=True)
+    for _ in range(4):
+        for ids, x, y in loader:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            scheduler.step()
+            optimizer.step()
+            run.log(loss.detach(), ids, compiled=torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    run.save(model=model._orig_mod, optimizer=optimizer, scheduler=scheduler)
 
 
 def zipped(run):
@@ -280,6 +411,14 @@ VARIANTS = {
     "accumulate": accumulate,
     "two_optimizers": two_optimizers,
     "no_loader": no_loader,
+    "closure": lambda run: closure(run, in_epochs(shuffled(noisy=True))),
+    "closure_no_loader": lambda run: closure(run, by_step(run)),
+    "copies": copies,
+    "raw": raw,
+    "unfrozen": lambda run: growing(run, "unfrozen"),
+    "added": lambda run: growing(run, "added"),
+    "second": lambda run: growing(run, "second"),
+    "compiled": compiled,
     "zipped": zipped,
     "ddp": ddp,
     "ddp_unused": lambda run: ddp(run, unused=True),
