@@ -34,8 +34,9 @@ def test_partitioned_parameters(drill):
 
 @pytest.mark.long
 def test_no_partitioning(drill):
-    """ZeRO 0: peers hold the same, and say so."""
-    loop = drill("zero0", [SCRIPT, "--stage", "0"], stop=True, groups={(0, 1)}, environ=EXTENSIONS)
+    """ZeRO 0: peers hold the same, and say so; of two, continuity says which one is corrupt."""
+    command = [SCRIPT, "--stage", "0"]
+    loop = drill("zero0", command, stop=True, corrupt="by continuity", groups={(0, 1)}, environ=EXTENSIONS)
     assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}
 
 
@@ -47,7 +48,8 @@ def test_partitioned_gradients_with_accumulation_and_master_weights(drill):
     """
     own = ["--checkpoints", "{out}-checkpoints", "--save-every", "12"]
     bf16 = ["--precision", "bf16", "--accumulate", "2"]
-    drill("zero2", [SCRIPT, "--stage", "2", *bf16, *own], durable=True, environ=EXTENSIONS)
+    command = [SCRIPT, "--stage", "2", *bf16, *own]
+    drill("zero2", command, corrupt="by continuity", durable=True, environ=EXTENSIONS)
 
 
 @pytest.mark.long
