@@ -29,6 +29,7 @@ class _Generation:
 
     number: int = -1
     ranks: tuple[int, ...] = ()
+    started: bool = False
     restored: dict[int, int] = field(default_factory=dict)
     resumed: bool = False
     finished: bool = False
@@ -71,7 +72,10 @@ class WorkerReports:
         self._exits.clear()
 
     def started(self) -> None:
-        """Every worker of this node runs."""
+        """Every worker of this node runs. Those slow to say so may have been taken for silent ones before."""
+        if self._said.started:
+            return
+        self._said.started = True
         self._fact(GenerationStarted(generation=self._said.number, node=self._node))
 
     def restored(self, rank: int, step: int, tier: str) -> bool:
