@@ -138,6 +138,8 @@ class Pulse:
             words = self._words
             waited, batches = _now() - self._since, words[Word.BATCHES]
             # First batches include the start of worker processes and cold caches; so does a process's second.
+            if batches == 0:
+                self._step_ns = self._since  # the first step begins here, and not where the process did
             longest = Word.LONGEST_FIRST_NS if words[Word.FRESH] else Word.LONGEST_DATA_NS
             if (longest == Word.LONGEST_FIRST_NS or batches >= 2) and waited > words[longest]:
                 words[longest] = waited
@@ -168,10 +170,10 @@ class Pulse:
         self.enter(0)
         off_path = words[_W["LONG_NS"]] + words[_W["SAVE_NS"]]
         here, now = words[Word.STEPS_HERE], self._since
-        if here > 0:  # the first step holds warm-up and compilation
-            number = words[Word.STEP_NEXT]
-            taken = max(1, now - self._step_ns - (off_path - self._off_path_ns))
-            words[STEPS_AT + number % STEP_ENTRIES] = taken
+        number = words[Word.STEP_NEXT]
+        taken = max(1, now - self._step_ns - (off_path - self._off_path_ns))
+        words[STEPS_AT + number % STEP_ENTRIES] = taken
+        if here > 0:  # the first step holds warm-up: it counts only until there is a second
             words[Word.STEP_NEXT] = number + 1
         self._step_ns, self._off_path_ns = now, off_path
         version = words[_VERSION]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
 
+from lmr.integrations.scout import page, pulse
 from lmr.integrations.scout.detector_policy import HangPolicy
 from lmr.integrations.scout.hang import Hang, find
-from lmr.integrations.scout.page import Phase
+from lmr.integrations.scout.page import Phase, PulseReader
 from lmr.integrations.scout.standing import Standing
-from lmr.integrations.scout.summary import GroupState, Summary
+from lmr.integrations.scout.summary import GroupState, Summary, summarize
 
 POLICY = HangPolicy(floor_ms=10_000)
 WORLD, EVEN, ODD = 1, 2, 3
@@ -174,6 +176,28 @@ def test_a_machine_that_was_not_there_does_not_hang() -> None:
 
 def test_a_rank_that_gets_on_keeps_the_run_alive() -> None:
     assert hang_of(rank(0, still_ms=100), *(waits(r, 118) for r in (1, 2, 3))) is None
+
+
+def test_the_second_step_may_take_as_long_as_the_first_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no other yet. Where steps take minutes, a rank that is a little slower is not hung."""
+    now_s = 0
+    monkeypatch.setattr(pulse, "_now", lambda: now_s * 1_000_000_000)
+    fd, memory = page.create(rank=3, generation=0)
+    trainer, told = pulse.Pulse(memory, step=0), PulseReader(os.getpid(), fd)
+    now_s = 1_000  # the script has loaded what it needs
+    trainer.enter(Phase.DATA)
+    now_s = 1_020
+    trainer.got_batch(Phase.FORWARD)
+    now_s = 1_060
+    trainer.stepped()
+    trainer.enter(Phase.FORWARD)
+    now_s = 1_110
+    behind = summarize(told.read(), "R", now_s * 1_000_000_000)
+    assert (behind.still_ms, behind.longest_step_ms) == (50_000, 60_000)
+    others = [rank(r, step=1, phase=Phase.BACKWARD, still_ms=30_000, longest_step_ms=60_000) for r in range(3)]
+    assert hang_of(*others, behind) is None
+    trainer.stepped()
+    assert summarize(told.read(), "R", 0).longest_step_ms == 50_000
 
 
 def test_the_threshold_follows_the_longest_step() -> None:
