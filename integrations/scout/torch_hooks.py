@@ -191,6 +191,23 @@ class _Steps:
     def install(self) -> None:
         register_optimizer_step_pre_hook(_harmless(self._began))
         register_optimizer_step_post_hook(_harmless(self._ended))
+        original = torch.compile
+
+        @functools.wraps(original)
+        def compiling(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            self._look()  # the compiler has been loaded just now, and the first call comes before the next step's end
+            return made
+
+        torch.compile = compiling
+
+    def _look(self) -> None:
+        """Follow what has been imported since."""
+        for module in [name for name in self._later if name in sys.modules]:
+            try:
+                self._later.pop(module)(self._pulse)
+            except Exception as error:  # noqa: BLE001  observation may fail, training may not
+                print(f"lmr: {module} is not followed: {error!r}", file=sys.stderr)
 
     def _began(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if self._primary is None or self._primary() is optimizer:
@@ -210,8 +227,7 @@ class _Steps:
         self._depth = 0
         self._pulse.stepped()
         self._last.stepped()
-        for module in [name for name in self._later if name in sys.modules]:
-            self._later.pop(module)(self._pulse)
+        self._look()
 
 
 def _harmless(hook: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:

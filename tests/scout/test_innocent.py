@@ -52,6 +52,7 @@ def test_pauses_that_are_nobody_s_fault_accuse_nobody(tmp_path, forking):
         "everybody evaluates",
         "rank 0 evaluates",
         "rank 0 saves",
+        "rank 1 compiles",
         "a loader's worker pauses",
         "one is stopped late in its evaluation",
     }, "where nobody stands still for long enough, nothing is shown"

@@ -114,12 +114,23 @@ def uneven() -> None:
             time.sleep(HANG_S / 6)
 
 
+def compile_late() -> None:
+    """The compiler is not even loaded before."""
+
+    def slowly(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Callable[..., object]:
+        time.sleep(LONG_S)
+        return graph.forward
+
+    torch.compile(nn.Linear(4, 4), backend=slowly)(torch.randn(4, 4))
+
+
 acts: dict[str, Callable[[], None]] = {
     "the first step compiles": lambda: train(1, pause=only(1)(lambda: time.sleep(LONG_S))),
     "warm": lambda: train(10),
     "everybody evaluates": evaluate,
     "rank 0 evaluates": only(0)(evaluate),
     "rank 0 saves": only(0)(save),
+    "rank 1 compiles": only(1)(compile_late),
     "gradients add up": lambda: train(2, micro=4, pause=only(1)(lambda: time.sleep(SHORT_S))),
     "a loader's worker pauses": lambda: train(11, loader=DataLoader(data, batch_size=4, num_workers=1)),
     "garbage is collected": lambda: train(2, pause=only(2)(collect)),
