@@ -1,4 +1,4 @@
-"""A bit flips in one rank's state in a real training: SCOUT names the machine, the others go on from sound state."""
+"""State or data of one rank goes wrong: SCOUT names the machine, and the others go on from sound state."""
 
 from pathlib import Path
 
@@ -27,8 +27,8 @@ def finals(loop) -> list[list[str]]:
     return [[e["state"] for e in loop.entries(rank) if "finished" in e][-1] for rank in ranks]
 
 
-def damaged(job, sharding: str, nodes: int, victim: int, policy: str):
-    """A run with a standby in which a bit flips; its end must be that of a run nothing happened to."""
+def damaged(job, sharding: str, nodes: int, victim: int, policy: str, fault: str = "--damage"):
+    """A run with a standby in which a bit flips, say; its end must be that of a run nothing happened to."""
     script = ["--steps", str(STEPS), "--sharding", sharding]
     alone = {"nodes": "1", "nproc": nodes, "backend": "c10d", "policy": ""}
     plain = job(*script, "--step-s", "0", script=SCRIPT, name="plain", **alone)
@@ -36,7 +36,7 @@ def damaged(job, sharding: str, nodes: int, victim: int, policy: str):
     assert plain.wait_exit("alone", 120) == 0, plain.standing()
     loop = job(
         *script,
-        "--damage",
+        fault,
         f"{victim}:{DAMAGED}",
         script=SCRIPT,
         nodes=f"{nodes}:{nodes + 1}",
@@ -86,4 +86,15 @@ def test_a_flipped_bit_in_a_part_only_one_rank_holds_is_found_without_a_peer(job
     loop = damaged(job, "full", 2, 1, POLICY.format(compare="true", continuity="true"))
     checks = [c for c in loop.events("replay_checked") if c["recipe"] == "continuity"]
     assert [(c["verdict"], c["ranks"], c["step"]) for c in checks] == [("corrupt", [1], DAMAGED - 1)]
+    assert loop.events("state_diverged") == []
+
+
+@pytest.mark.long
+def test_a_batch_left_out_by_the_sampler_of_one_of_two_is_found_by_that_rank(job):
+    """All replicas take the step with the wrong gradients and stay equal; no state shows it."""
+    loop = damaged(job, "none", 2, 1, POLICY.format(compare="true", continuity="true"), fault="--skip")
+    checks = [c for c in loop.events("replay_checked") if c["verdict"] != "clean"]
+    assert [(c["recipe"], c["verdict"], c["ranks"], c["step"]) for c in checks] == [
+        ("batches", "corrupt", [1], DAMAGED)
+    ]
     assert loop.events("state_diverged") == []

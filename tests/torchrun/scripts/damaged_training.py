@@ -1,9 +1,10 @@
-"""A plain training on a machine that fails: a bit flips in a parameter, or sums are wrong from some step on.
+"""A plain training on a machine that fails: a bit flips, sums are wrong from some step on, or a batch is left out.
 
 Imports nothing of ours. `--sharding none` keeps the whole model on every rank (DDP), `full` a part of it on each.
 """
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)
@@ -24,11 +25,13 @@ parser.add_argument("--out", required=True)
 parser.add_argument("--sharding", choices=("none", "full"), default="none")
 parser.add_argument("--damage", default="-1:-1", help="RANK:STEP: in the first generation, while this step computes")
 parser.add_argument("--wrong", default="-1:-1", help="RANK:STEP: in the first generation, sums are off from then on")
+parser.add_argument("--skip", default="-1:-1", help="RANK:STEP: in the first generation, its batch is left out")
 args = parser.parse_args()
 
 rank = int(os.environ["RANK"])
 victim, when = map(int, args.damage.split(":"))
 faulty, since = map(int, args.wrong.split(":"))
+skipping, skipped = map(int, args.skip.split(":"))
 dist.init_process_group("gloo")
 torch.manual_seed(7)
 data = TensorDataset(torch.randn(64 * dist.get_world_size(), 8), torch.randn(64 * dist.get_world_size(), 1))
@@ -47,6 +50,9 @@ def rounds_wrongly(*given: torch.Tensor) -> torch.Tensor:
 
 step = int(os.environ.get("LM_RESILIENCY_RESUME_STEP", "0"))
 generation = os.environ.get("LM_RESILIENCY_GENERATION")
+if generation == "0" and rank == skipping:
+    drawn, in_order = itertools.count(1), BatchSampler.__iter__
+    BatchSampler.__iter__ = lambda self: (batch for batch in in_order(self) if next(drawn) != skipped)
 log = Path(f"{args.out}.rank{rank}.jsonl").open("a", buffering=1)  # noqa: SIM115
 log.write(json.dumps({"started": generation, "pid": os.getpid(), "step": step}) + "\n")
 for epoch in range(10_000):
