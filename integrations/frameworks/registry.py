@@ -33,15 +33,19 @@ ADAPTERS: dict[str, str] = {
     "torchtitan.components.checkpoint": "lmr.integrations.frameworks.torchtitan",
     "transformers.trainer": "lmr.integrations.frameworks.transformers",
     "accelerate.data_loader": "lmr.integrations.frameworks.accelerate",
+    "lightning.pytorch.loops.fit_loop": "lmr.integrations.frameworks.lightning",
+    "pytorch_lightning.loops.fit_loop": "lmr.integrations.frameworks.pytorch_lightning",
 }
 """Imported module -> adapter module, which offers `attach() -> None`."""
 
 SUPPORT: dict[str, Support] = {
+    "torch": Support("PyTorch", "torch", "2.13.0", "2.13.0"),
     "deepspeed": Support("DeepSpeed", "deepspeed", "0.19.8", "0.19.8"),
     "megatron.core.optimizer": Support("Megatron Core", "megatron-core", "0.16.1", "0.16.1"),
     "torchtitan.components.checkpoint": Support("TorchTitan", "torchtitan", "0.2.2", "0.2.2"),
     "transformers.trainer": Support("Hugging Face Trainer", "transformers", "5.24.0", "5.24.0"),
     "accelerate.data_loader": Support("Accelerate", "accelerate", "1.15.0", "1.15.0"),
+    "lightning.pytorch.loops.fit_loop": Support("Lightning", "lightning", "2.6.6", "2.6.6"),
 }
 """Imported module -> tested versions."""
 

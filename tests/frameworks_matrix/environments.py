@@ -39,6 +39,7 @@ RECIPES = {
     "megatron": Recipe(("megatron-core==0.16.1", "psutil")),
     # TorchTitan imports triton without declaring it; triton alone is one gigabyte.
     "torchtitan": Recipe(("torchtitan==0.2.2", "triton")),
+    "lightning": Recipe(("lightning==2.6.6",)),
     "huggingface": Recipe(("transformers==5.24.0", "accelerate==1.15.0")),
 }
 

@@ -26,6 +26,7 @@ DISTRIBUTIONS = {
     "TorchTitan": "torchtitan",
     "Hugging Face Trainer": "transformers",
     "Accelerate": "accelerate",
+    "Lightning": "lightning",
 }
 SHOWN = ("rank killed", "machine lost", "rank stopped", "rank corrupted", "all memory lost")
 """Disturbances: a column each. Its cells say that the end was equal, or how SCOUT named the rank and it was equal."""

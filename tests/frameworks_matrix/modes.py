@@ -65,6 +65,8 @@ MODES = {
         "Hugging Face Trainer", "DDP, accumulation 2, 2 ranks", "`Trainer._prepare_for_training`", "all ranks"
     ),
     "accelerate": Mode("Accelerate", "a loop of one's own, DDP, accumulation 2, 2 ranks", _FIRST, "all ranks"),
+    "lightning": Mode("Lightning", "DDP, accumulation 2, 2 ranks", "`Trainer.fit`", "all ranks"),
+    "lightning-single": Mode("Lightning", "single process", "`Trainer.fit`", "none"),
     "fifth": Mode("any other", "the adapter of adapters.md, DDP, 2 ranks", "its own", "all ranks"),
 }
 """By the name tests use."""

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import matrix
 from modes import MODES
 
-from lmr.integrations.frameworks import adapter, import_hook, registry
+from lmr.integrations.frameworks import adapter, import_hook, lightning, registry
 from lmr.integrations.frameworks.adapter import Framework, FrameworkConflict
 from lmr.integrations.frameworks.pytorch import hooks
 from lmr.integrations.frameworks.pytorch.objects import Created, Objects
@@ -158,6 +158,21 @@ def test_an_adapter_that_does_not_exist_is_said(monkeypatch, capsys):
     assert "no.such.adapter could not attach" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("length", "loaders", "said"),
+    [(10, 1, []), (None, 1, ["a batch ahead"]), (10, 2, ["several loaders"])],
+    ids=["exact", "no length", "two"],
+)
+def test_where_lightning_loses_its_place_is_said(length, loaders, said):
+    told = []
+    session = types.SimpleNamespace(degraded=lambda what, why: told.append((what, why)))
+    combined = types.SimpleNamespace(flattened=[None] * loaders)
+    fetcher = types.SimpleNamespace(length=length, combined_loader=combined)
+    lightning._say_where_the_place_is_not_exact(session, fetcher)
+    assert [what for what, _ in told] == ["position"] * len(said)
+    assert all(part in why for part, (_, why) in zip(said, told, strict=True))
+
+
 def test_a_loader_made_anew_takes_the_place_of_the_one_before():
     created = Created()
     first, unrelated, second = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
@@ -179,6 +194,18 @@ def test_optimizer_steps_do_not_count_under_a_framework():
     steps.began(optimizer)
     assert steps.ended(optimizer)
     assert steps.completed == 4
+
+
+def test_the_optimizer_whose_steps_count_may_be_named_by_what_was_captured():
+    """Two that step in turn: a restarted script may begin with the other one."""
+    created, parameter = Created(), nn.Parameter(torch.zeros(1))
+    first, second = (torch.optim.SGD([parameter], lr=1) for _ in range(2))
+    created.note(first)
+    created.note(second)
+    steps = Steps(created, 3)
+    steps.primary = 0
+    assert [steps.ended(one) for one in (second, first, second, first)] == [False, True, False, True]
+    assert steps.completed == 5
 
 
 def test_what_a_framework_says_keys_the_optimizer_is_what_continuity_watches():
