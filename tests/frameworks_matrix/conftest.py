@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import matrix
 
-from lmr.integrations.operate.cluster import Cluster
+from lmr.integrations.operate.cluster import Cluster, ClusterFailed
 from lmr.integrations.operate.final_state import differences, last_losses, newest_step
 from lmr.replay_tool.main import main as lmr_replay
 
@@ -30,6 +31,8 @@ copy_mode = "background"
 """Small models would be copied at the boundary; these copies are to go on while whatever a framework does is done."""
 PATIENCE_S = 240.0
 """For one wait; frameworks take a while to start, and these machines are busy."""
+EXIT_PATIENCE_S = 60.0
+"""For a process that has nothing left to do."""
 
 
 class Job(Cluster):
@@ -116,6 +119,30 @@ class Job(Cluster):
         for node in self.agents.keys() - self.lost:
             assert self.wait_exit(node, PATIENCE_S) == 0, self.standing()
 
+    def finish_what_is_compared_with(self, world: int, exit_s: float = EXIT_PATIENCE_S) -> None:
+        """Wait for the end of a run that has nothing of ours in it.
+
+        Once all ranks have saved all they hold, nothing that counts can follow. Should torch not come to an end by
+        itself then, where each thread stands is told, and the processes are ended.
+        """
+        finals = [self.final(rank) for rank in range(world)]
+        self.wait_for(lambda: self.ended() or all(map(Path.exists, finals)), "all ranks to save", PATIENCE_S)
+        try:
+            code = self.wait_exit("alone", exit_s)
+        except ClusterFailed:
+            assert all(map(Path.exists, finals)), self.standing()
+            agent = self.agents["alone"]
+            before = len(agent.text())
+            os.kill(agent.process.pid, signal.SIGSTOP)  # it would start them anew
+            workers = self.workers("alone").values()
+            for pid in workers:
+                os.kill(pid, signal.SIGABRT)  # faulthandler writes all stacks to the output
+            self.wait_for(lambda: all(map(has_died, workers)), "the stacks", PATIENCE_S)
+            self.kill_machine("alone")
+            warnings.warn(f"the undisturbed run did not end by itself: {agent.text()[before:]}", stacklevel=2)
+        else:
+            assert code == 0, self.standing()
+
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Callable[..., Job]]:
@@ -167,8 +194,8 @@ def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
         command = [*command, "--steps", str(steps), "--log-file", "{out}", "--final", "{out}"]
         settings: dict[str, Any] = {"environ": environ or {}}
         plain = jobs("plain", command, nodes="1", nproc=nproc * nodes, backend="c10d", **settings)
-        plain.start("alone")
-        plain.finish()
+        plain.start("alone", PYTHONFAULTHANDLER="1")
+        plain.finish_what_is_compared_with(nproc * nodes)
 
         standbys = int(lose) + (corrupt is not None)
         paced = [*command, "--pace", "0.1"]
@@ -233,6 +260,14 @@ def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
         return loop
 
     return run
+
+
+def has_died(pid: int) -> bool:
+    """Whether a process is gone, or waits for its parent to notice."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
 
 
 def compare(plain: Job, loop: Job, world: int) -> None:

@@ -25,7 +25,8 @@ def test_trainer(drill):
     A restarted script finds checkpoints of the Trainer's own, and asks for the newest: what was captured is newer.
     """
     own = ["--output", "{out}-checkpoints", "--save-every", "12"]
-    loop = drill("huggingface", [SCRIPT, "--accumulate", "2", *own], stop=True, durable=True, groups={(0, 1)})
+    command = [SCRIPT, "--accumulate", "2", *own]
+    loop = drill("huggingface", command, stop=True, corrupt="by continuity", durable=True, groups={(0, 1)})
     assert {p["checkpoint"]["trust"] for p in loop.plans()[1:]} == {"certified"}
 
 
