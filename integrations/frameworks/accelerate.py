@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from lmr.integrations.frameworks import adapter
+from lmr.integrations.frameworks import adapter, version
 from lmr.integrations.frameworks.pytorch.session import Session
-from lmr.integrations.frameworks.registry import SUPPORT, judge
 
 
 def attach() -> None:
@@ -43,10 +41,8 @@ def _is_of_a_framework(session: Session) -> bool:
 
 
 def _follow(session: Session, loader: Any) -> None:
-    support = SUPPORT["accelerate.data_loader"]
-    complaint = judge(support, metadata.version(support.distribution))
-    if complaint is not None:
-        session.degraded("framework version", complaint)
+    if not version.fits("accelerate.data_loader"):
+        return
     inside = vars(loader).get("base_dataloader")
     if type(inside) is DataLoader:
         session.read_ahead(inside, loader)

@@ -13,10 +13,11 @@ def fits(module: str) -> bool:
     session, support = adapter.session(), SUPPORT[module]
     if session is None:
         return False
+    what = f"version of {support.name}"
     try:
         version = metadata.version(support.distribution)
     except metadata.PackageNotFoundError:
-        session.degraded("framework version", f"{support.name} is imported but has no metadata; its version is unknown")
+        session.degraded(what, f"{support.name} is imported but has no metadata; its version is unknown")
         return True
     complaint = judge(support, version)
     if complaint is None:
@@ -24,5 +25,5 @@ def fits(module: str) -> bool:
     if is_too_old(support, version):
         session.refuse_framework(complaint)
         return False
-    session.degraded("framework version", complaint)
+    session.degraded(what, complaint)
     return True

@@ -74,7 +74,7 @@ def frameworks() -> Finding:
     old = [s for s in SUPPORT.values() if s.name in found and is_too_old(s, found[s.name])]
     said = [judge(s, found[s.name]) or f"{s.name} {found[s.name]}" for s in SUPPORT.values() if s.name in found]
     cure = "; ".join(f"pip install '{s.distribution}>={s.oldest}'" for s in old)
-    return Finding("frameworks", not old, "; ".join(said) or "none but torch", cure)
+    return Finding("frameworks", not old, "; ".join(said) or "none", cure)
 
 
 def entry_point() -> Finding:

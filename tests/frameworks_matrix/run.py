@@ -22,8 +22,8 @@ import environments
 import matrix
 
 OWN = ("native", "fifth", "versions", "contract")
-"""What needs nothing but the project's own environment."""
-ORDER = ("native", "deepspeed", "megatron", "torchtitan", "huggingface", "fifth", "versions")
+"""What needs nothing but the project's own environment; in each other one its version is tried, too."""
+ORDER = ("native", "deepspeed", "megatron", "torchtitan", "huggingface", "lightning", "fifth", "versions")
 """What is ready first, then what takes longest."""
 LAST = "contract"
 """What is about no framework, and reads the documentation."""
@@ -45,9 +45,10 @@ def suite(name: str, ready: Future[Path] | None) -> bool:
 def tests(name: str, python: Path, *more: str) -> bool:
     """Run them, print what they said, and whether they passed."""
     cache = environments.FOLDER / f"cache-{name}"
-    file = str(Path(__file__).parent / f"test_{name}.py")
+    here = Path(__file__).parent
+    files = [str(here / f"test_{name}.py"), *([] if name in OWN else [str(here / "test_versions.py")])]
     done = subprocess.run(
-        [str(python), "-m", "pytest", "-o", f"cache_dir={cache}", "--durations=10", *more, file],
+        [str(python), "-m", "pytest", "-o", f"cache_dir={cache}", "--durations=10", *more, *files],
         cwd=environments.ROOT,
         env={**os.environ, "LMR_MATRIX": str(matrix.RECORD)},
         stdout=subprocess.PIPE,

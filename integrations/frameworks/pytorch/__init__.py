@@ -31,7 +31,7 @@ def current() -> Session | None:
 def attach() -> None:
     """Observe the objects training is made of; called once, right after `import torch`."""
     global _session
-    from lmr.integrations.frameworks import trainer_context
+    from lmr.integrations.frameworks import trainer_context, version
     from lmr.integrations.frameworks.pytorch import hooks
     from lmr.integrations.frameworks.pytorch.session import Session
 
@@ -40,7 +40,8 @@ def attach() -> None:
         # First, so that what the session does at a boundary is not taken for waiting for data.
         pulse = _observe(context) if context.enable_detection else None
         _session = Session(context, pulse)
-        hooks.install(_session)
+        if version.fits("torch"):
+            hooks.install(_session)
 
 
 def _observe(context: TrainerContext) -> Pulse | None:
