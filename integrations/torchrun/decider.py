@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import structlog
 
 from lmr.engine.errors import EventInvalid
 from lmr.engine.events import (
-    CheckpointCaptured,
-    CheckpointPersisted,
-    CheckpointReplicated,
     ConfigDrifted,
     Data,
     Event,
@@ -28,31 +25,25 @@ from lmr.engine.events import (
     NodeLost,
     NodeUncordoned,
     PlanCommitted,
-    ReplayChecked,
     RunClosed,
     RunOpened,
     RunReopened,
     WorkerExited,
-    WorkersFinished,
 )
 from lmr.engine.plan import Plan
 from lmr.engine.record import Record
-from lmr.integrations.scout.drift import DriftDetector
-from lmr.integrations.scout.rerun.golden import Golden
-from lmr.integrations.scout.run_scout import Ask, RunScout
-from lmr.integrations.torchrun import admission, announcement
-from lmr.integrations.torchrun.admission import Refusal
+from lmr.integrations.torchrun import admission
 from lmr.integrations.torchrun.barrier import Barrier
 from lmr.integrations.torchrun.committer import Committed, Committer, Fact
 from lmr.integrations.torchrun.config import BackendConfig
+from lmr.integrations.torchrun.connections import Connections
 from lmr.integrations.torchrun.errors import AdmissionRefused
 from lmr.integrations.torchrun.leases import Leases
+from lmr.integrations.torchrun.observation import Observation
 from lmr.integrations.torchrun.orders import Dispatch
-from lmr.integrations.torchrun.retention import Retention
 from lmr.integrations.torchrun.roster import Roster
 from lmr.integrations.torchrun.sessions import Session, Sessions
 from lmr.integrations.torchrun.surroundings import REAL, Surroundings
-from lmr.integrations.wire import AsyncChannel, WireError
 from lmr.store import EventLog, StoreError
 
 log = structlog.get_logger("lmr.decider")
@@ -61,13 +52,8 @@ TICK_S = 0.05
 OBSERVE_TICKS = 5
 PAUSE_S = 0.5
 """A gap between two ticks that means this process was stopped; leases then start anew."""
-LINK_GRACE_MS = 300
-"""How long a closed link may reconnect before its node is lost."""
-PROBE_ANSWER_S = 1.0
-HELLO_S = 10.0
 MOVING = ("start", "restart", "replace")
 """Actions that order a new generation."""
-OPERATOR_FACTS = ("operator_requested", "node_cordoned", "node_uncordoned", "policy_changed")
 LEASE_MS = 5_000
 
 
@@ -101,7 +87,6 @@ class Decider:
         self._config = config
         self._local_world_size = local_world_size
         self._writer = writer
-        self._secret = secret
         self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
         self._event_log = event_log
@@ -115,18 +100,14 @@ class Decider:
         self._leases = Leases(
             self._roster, self._sessions, config.heartbeat_timeout_ms / 1000, asyncio.get_running_loop().time()
         )
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._barrier = Barrier(-1)
-        self._retention: Retention | None = None
+        self._observation = Observation(config, local_world_size, self._roster, self._sessions, self.publish)
+        self._connections = Connections(
+            config, local_world_size, secret, self._roster, self._sessions, self._leases, decider=self
+        )
         self._probed_generation = -2
-        policy = config.worker_policy
-        golden = Golden(config.state_folder / "golden.json")
-        self._scout = RunScout(policy.replay, golden) if policy.enable_detection else None
-        self._drift = DriftDetector(policy.replay.drift)
         self._outage: str | None = None
-        self._stopping = False
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
         self._committer = Committer(
             event_log,
             config.run_id,
@@ -138,7 +119,7 @@ class Decider:
             on_fenced=lambda why: self._later(self._on_fenced, f"another decider took over: {why}"),
             clock=surroundings.clock,
         )
-        self._wall_ms = surroundings.clock.wall_ms
+        self.wall_ms = surroundings.clock.wall_ms
         self._writing = surroundings.drive(self._committer)
 
     def _later(self, call: Callable[..., None], value: Any) -> None:
@@ -165,16 +146,16 @@ class Decider:
             raise AdmissionRefused(refused.reason, refused.exit_code)
         self._writing.start()
         if self._roster.opened is None:
-            self._publish(self._opening())
+            self.publish(self._opening())
         elif self._roster.closed is None and reopen:
             log.info("run_reopened", run=self._config.run_id)
             self._dispatch = None
-            self._publish(RunReopened(run_id=self._config.run_id))
+            self.publish(RunReopened(run_id=self._config.run_id))
         elif self._dispatch is not None:
             self._begin(self._dispatch.plan)
         self._leases.start_anew(self._loop.time())
-        self._server = await asyncio.start_server(self._accept, sock=listener, backlog=4096)
-        self._spawn(self._watch())
+        await self._connections.serve(listener)
+        self._watching = self._loop.create_task(self._watch())
 
     def _opening(self) -> RunOpened:
         policy = self._config.worker_policy
@@ -199,15 +180,9 @@ class Decider:
             for session in list(self._sessions.values()):
                 session.send("decider_gone", reason=reason)
             await asyncio.sleep(0.05)
-        self._stopping = True
-        for task in self._tasks:
-            task.cancel()
-        if self._server is not None:
-            self._server.close()
-        for session in list(self._sessions.values()):
-            session.channel.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=1)
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._connections.stop()
         await self._writing.stop()
         await asyncio.to_thread(self._give_back)
 
@@ -217,33 +192,17 @@ class Decider:
         except StoreError as error:
             log.warning("lease_not_released", why=str(error))
 
-    def _spawn(self, work: Any) -> None:
-        self._keep(self._loop.create_task(work))
-
-    def _keep(self, task: asyncio.Task[Any]) -> None:
-        """Cancel this one when the decider stops."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     # -- facts of the decider's own ------------------------------------------------------------------------------------
 
-    def _publish(self, data: Data, source: str = "decider") -> None:
+    def publish(self, data: Data, source: str = "decider") -> None:
+        """Append one fact."""
         self._counter += 1
-        event = Event.of(data, at_ms=self._wall_ms(), source=source)
+        event = Event.of(data, at_ms=self.wall_ms(), source=source)
         self._writing.submit(Fact(f"decider/{self._writer.replace('/', '.')}.{self._epoch}/{self._counter}", event))
 
-    def _publish_undecided(self, data: Data) -> None:
-        """Peers differ and no majority names one; a rank's own continuity may, within moments, and then that is all."""
-        scout, generation = self._scout, self._roster.generation
-        if scout is None:
-            self._publish(data)
-            return
-
-        def publish() -> None:
-            if generation == self._roster.generation and not scout.named_damage:
-                self._publish(data)
-
-        self._loop.call_later(self._config.worker_policy.replay.own_word_ms / 1000, publish)
+    def submit(self, fact: Fact) -> None:
+        """Append one fact that somebody waits for."""
+        self._writing.submit(fact)
 
     # -- what the log says ---------------------------------------------------------------------------------------------
 
@@ -271,6 +230,7 @@ class Decider:
             session.send("ack", upto=upto)
 
     def _react(self, record: Record) -> None:
+        self._observation.committed(record)
         match record.event.data:
             case PlanCommitted(plan=plan):
                 log.info("plan", action=plan.action, reason=plan.reason, generation=plan.to_generation, seq=record.seq)
@@ -280,82 +240,21 @@ class Decider:
                 for session in self._sessions.values():
                     session.send("closed", outcome=outcome, reason=reason, head=_head(record))
             case NodeJoined(node=node):
-                for future in self._waiting.pop(node, []):
-                    if not future.done():
-                        future.set_result(None)
+                self._connections.joined(node)
                 self._tell_nodes()
             case NodeLost(node=node, incarnation=incarnation):
                 gone = self._sessions.get(node)
                 if gone is not None and gone.incarnation == incarnation:
                     gone.send("lost")
-                    self._forget(gone)
+                    self.forget(gone)
                 self._tell_nodes()
             case NodeCordoned() | NodeUncordoned() | ConfigDrifted():
                 self._tell_nodes()
-            case WorkersFinished(generation=generation, node=node):
-                self._rank_ended(generation, self._ranks_of(node), clean=True)
-            case WorkerExited(generation=generation, error=error, rank=rank, ranks=ranks) if (
-                generation == self._roster.generation
-            ):
-                self._rank_ended(generation, ranks if ranks is not None else (rank or 0,), clean=False)
+            case WorkerExited(generation=generation, error=error) if generation == self._roster.generation:
                 log.info("worker_exited", node=record.event.source, error=error and error.kind)
                 self._probe(generation)
-            case CheckpointCaptured() | CheckpointReplicated() | CheckpointPersisted() as copy:
-                if copy.generation == self._roster.generation:
-                    self._kept(copy)
             case _:
                 pass
-
-    def _kept(self, copy: CheckpointCaptured | CheckpointReplicated | CheckpointPersisted) -> None:
-        """A step of the running generation is in one more place."""
-        if self._retention is None:
-            return
-        match copy:
-            case CheckpointCaptured(step=step, slot=slot):
-                self._retention.captured(step, slot)
-                if self._scout is not None:
-                    self._scout.retained(step)
-            case CheckpointReplicated(step=step, slot=slot, holder=holder):
-                self._retention.replicated(step, slot, holder)
-            case CheckpointPersisted(step=step):
-                self._retention.persisted(step)
-
-    def _ranks_of(self, node: str) -> tuple[int, ...]:
-        plan = self._roster.plan
-        for a in plan.assignments if plan is not None else ():
-            if a.node == node:
-                return tuple(range(a.first_rank, a.first_rank + a.local_world_size))
-        return ()
-
-    def _rank_ended(self, generation: int, ranks: tuple[int, ...], *, clean: bool) -> None:
-        if self._scout is not None:
-            for rank in ranks:
-                self._scout.ended(generation, rank, clean=clean)
-
-    def _observe(self) -> None:
-        """Let the detectors look at what all ranks said; publish what they find."""
-        if self._scout is None or self._roster.closed is not None:
-            return
-        if self._retention is not None:
-            self._retention.look(self._monotonic_ms())
-        for said in self._scout.tick(self._monotonic_ms()):
-            if isinstance(said, Ask):
-                self._sessions.tell(
-                    {self._node_of(rank) for rank in said.ranks},
-                    "capture",
-                    request=said.request,
-                    ranks=list(said.ranks),
-                    generation=self._roster.generation,
-                )
-            else:
-                if not isinstance(said, ReplayChecked) or said.verdict != "clean":
-                    log.warning("scout", fact=said.type)
-                self._publish(cast("Data", said))
-
-    def _node_of(self, rank: int) -> str:
-        plan = self._roster.plan
-        slot = rank // self._local_world_size
-        return next((a.node for a in plan.assignments if a.slot == slot), "") if plan is not None else ""
 
     def _log_outage(self, why: str | None) -> None:
         self._outage = why
@@ -367,8 +266,7 @@ class Decider:
         """Who can hold replicas has changed: a node whose targets are others now is told."""
         if self._dispatch is None:
             return
-        if self._retention is not None:
-            self._retention.can_replicate(self._replicas())
+        self._observation.nodes_changed()
         for node in self._roster.active():
             session = self._sessions.get(node)
             if session is None:
@@ -378,10 +276,6 @@ class Decider:
                 session.replicate_to = targets
                 session.send("replicate_to", replicate_to=list(targets))
 
-    def _replicas(self) -> int:
-        """Copies of a slot there can be now."""
-        return min(self._config.worker_policy.checkpoint.replicas, len(self._sessions) - 1)
-
     def _push_plan(self, record: Record, plan: Plan) -> None:
         if plan.action in MOVING:
             self._begin(plan)
@@ -389,25 +283,9 @@ class Decider:
                 self._send_orders(session)
 
     def _begin(self, plan: Plan) -> None:
-        """A generation begins: nobody has arrived, nothing is pinned or compared yet."""
+        """A generation begins: nobody has arrived yet."""
         self._barrier = Barrier(plan.to_generation)
-        world_size = len(plan.assignments) * self._local_world_size
-        if self._scout is not None:
-            nodes = {a.first_rank + local: a.node for a in plan.assignments for local in range(a.local_world_size)}
-            self._scout.begin(plan.to_generation, world_size, nodes)
-        self._retention = Retention(
-            plan.to_generation,
-            len(plan.assignments),
-            plan.checkpoint.step if plan.checkpoint is not None else 0,
-            self._config.worker_policy,
-            world_size=world_size,
-            replicas=self._replicas(),
-            tell_active=self._tell_active,
-            tell_all=self._tell_all,
-            publish=self._publish,
-            undecided=self._publish_undecided,
-            vouches=None if self._scout is None else self._scout.vouches,
-        )
+        self._observation.begin(plan)
 
     def _send_orders(self, session: Session) -> None:
         assert self._dispatch is not None
@@ -438,14 +316,8 @@ class Decider:
 
     def _progress(self, session: Session, generation: int, step: int) -> None:
         live = self._roster.live(session.node, session.incarnation)
-        if self._retention is not None and generation == self._roster.generation and live:
-            self._retention.progress(step, self._monotonic_ms())
-
-    def _monotonic_ms(self) -> int:
-        return int(self._loop.time() * 1000)
-
-    def _tell_all(self, kind: str, **values: Any) -> None:
-        self._sessions.tell(list(self._sessions), kind, **values)
+        if generation == self._roster.generation and live:
+            self._observation.progress(step)
 
     def _tell_active(self, kind: str, **values: Any) -> None:
         self._sessions.tell(self._roster.active(), kind, **values)
@@ -471,13 +343,13 @@ class Decider:
             if self._outage is not None:
                 continue
             ticks += 1
-            if ticks % OBSERVE_TICKS == 0:
-                self._observe()
             if self._roster.closed is None:
+                if ticks % OBSERVE_TICKS == 0:
+                    self._observation.look()
                 for node, incarnation in list(self._leases.expired(now)):
-                    self._lose(node, incarnation, "lease_expired")
+                    self.lose(node, incarnation, "lease_expired")
             for session in self._leases.silent_outsiders(now):
-                self._forget(session)
+                self.forget(session)
 
     def _alone(self) -> bool:
         """Whether another agent may decide by now: the lease could not be renewed, and half of the run is silent."""
@@ -485,151 +357,38 @@ class Decider:
         in_doubt = now - self._committer.renewed_at > self._lease_ms * 2 / 3000
         return in_doubt and not self._config.embedded and self._leases.alone(now)
 
-    def _lose(self, node: str, incarnation: str, reason: str) -> None:
+    def lose(self, node: str, incarnation: str, reason: str) -> None:
+        """This life of a node is over: say so, once, and hear it no more."""
         ends = self._roster.closed is None and self._roster.live(node, incarnation)
         if ends and self._leases.give_up(node, incarnation):
             log.warning("node_lost", node=node, reason=reason)
-            self._publish(NodeLost(node=node, incarnation=incarnation, reason=reason))
+            self.publish(NodeLost(node=node, incarnation=incarnation, reason=reason))
         session = self._sessions.get(node)
         if session is not None and session.incarnation == incarnation:
-            self._forget(session)
+            self.forget(session)
 
-    def _forget(self, session: Session) -> None:
+    def forget(self, session: Session) -> None:
+        """Close a connection that is of no use any more."""
         if self._sessions.get(session.node) is session:
             del self._sessions[session.node]
-            self._drift.forget(session.node)
+            self._observation.forget(session.node)
         session.channel.close()
 
-    # -- connections ---------------------------------------------------------------------------------------------------
+    # -- what agents say -----------------------------------------------------------------------------------------------
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        channel: AsyncChannel | None = None
-        session: Session | None = None
-        if (task := asyncio.current_task()) is not None:
-            self._keep(task)
-        try:
-            channel = await asyncio.wait_for(AsyncChannel.open(reader, writer, self._secret, "server"), HELLO_S)
-            hello = await asyncio.wait_for(channel.recv(), HELLO_S)
-            if hello.get("role") == "operator":
-                await self._record_request(hello, channel)
-                return
-            session = await self._admit(hello, channel)
-            if session is not None:
-                await self._serve(session)
-        except (WireError, KeyError, ValueError, TypeError) as error:
-            log.warning("link_refused", why=str(error), peer=str(writer.get_extra_info("peername")))
-        except (OSError, EOFError, asyncio.TimeoutError):
-            pass
-        except asyncio.CancelledError:
-            if not self._stopping:
-                raise  # when it stops, asyncio's streams would print a cancelled connection as a failure
-        finally:
-            writer.close()
-            if session is not None and self._sessions.get(session.node) is session and not self._stopping:
-                self._spawn(self._link_closed(session))
+    @property
+    def reopened(self) -> bool:
+        """No plan was dispatched since the run was opened or reopened."""
+        return self._dispatch is None
 
-    async def _link_closed(self, session: Session) -> None:
-        """A link that closed without goodbye may come back; else its node is gone."""
-        if not session.said_goodbye:
-            await asyncio.sleep(LINK_GRACE_MS / 1000)
-        if self._sessions.get(session.node) is not session or not await self._leases.gone(session):
-            return
-        if self._sessions.get(session.node) is session:
-            self._lose(session.node, session.incarnation, "link_closed")
-
-    async def _admit(self, hello: dict[str, Any], channel: AsyncChannel) -> Session | None:
-        node, incarnation = hello["node"], hello["incarnation"]
-        session = Session.of_hello(hello, channel)
-        refused = (
-            admission.refusal(self._config, self._local_world_size, self._roster, hello)
-            or await self._twin(node, incarnation)
-            or admission.no_seat(self._config, self._roster, set(self._sessions), node)
-        )
-        if refused is not None:
-            log.info("agent_refused", node=node, reason=refused.reason)
-            channel.send({"kind": "refused", **refused._asdict()})
-            await channel.writer.drain()
-            return None
-        known = self._roster.seats.get(node)
-        if known is not None and incarnation in known.lives and not self._roster.live(node, incarnation):
-            channel.send({"kind": "lost"})
-            await channel.writer.drain()
-            return None
-        self._sessions[node] = session
-        if not self._roster.live(node, incarnation):
-            joined: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.setdefault(node, []).append(joined)
-            reopened = self._dispatch is None
-            held = announcement.read(node, hello.get("held", []), reopened=reopened)
-            if reopened and self._roster.generation >= 0:  # the plan may follow the join
-                self._announce(node, held)
-            self._publish(
-                NodeJoined(
-                    node=node,
-                    incarnation=incarnation,
-                    address=hello["address"],
-                    failure_domain=hello["failure_domain"],
-                    fingerprint=hello["fingerprint"],
-                ),
-                source=node,
-            )
-            log.info("node_joined", node=node, address=hello["address"])
-            await joined
-            if not reopened:
-                self._announce(node, held)
-        session.heard = self._loop.time()
+    def welcome(self, session: Session) -> None:
+        """This agent is in the run: tell it so, and what it is to do."""
         session.send("welcome", run=self._config.run_id, outage=self._outage)
         if self._dispatch is not None:
             self._send_orders(session)
-        return session
 
-    def _announce(self, node: str, held: list[Data]) -> None:
-        for fact in held:
-            self._publish(fact, source=node)
-
-    async def _record_request(self, hello: dict[str, Any], channel: AsyncChannel) -> None:
-        """An operator's fact: append it, answer when it is committed."""
-        answer: dict[str, Any] = {"kind": "recorded"}
-        try:
-            if hello["run"] != self._config.run_id or hello["type"] not in OPERATOR_FACTS:
-                raise EventInvalid(hello["type"], "", "not an operator's fact for this run")
-            envelope = {
-                "type": hello["type"],
-                "at_ms": self._wall_ms(),
-                "source": f"operator:{hello['by']}",
-                "data": hello["data"],
-            }
-            event = Event.parse(envelope, strict=True)
-        except EventInvalid as error:
-            answer = {"kind": "refused", "reason": str(error)}
-        else:
-            written: asyncio.Future[None] = self._loop.create_future()
-            self._writing.submit(Fact(f"operator:{hello['request']}", event, origin=written))
-            await written
-        channel.send(answer)
-        await channel.writer.drain()
-
-    async def _twin(self, node: str, incarnation: str) -> Refusal | None:
-        """A second live agent with one node id is refused, if the first answers."""
-        first = self._sessions.get(node)
-        if first is None or first.incarnation == incarnation:
-            return None
-        first.alive.clear()
-        first.send("ping")
-        try:
-            await asyncio.wait_for(first.alive.wait(), PROBE_ANSWER_S)
-        except asyncio.TimeoutError:
-            self._forget(first)
-            return None
-        return admission.twin(node)
-
-    async def _serve(self, session: Session) -> None:
-        while not session.said_goodbye:
-            message = await session.channel.recv()
-            session.heard = self._loop.time()
-            self._heard(session, message)
-
-    def _heard(self, session: Session, message: dict[str, Any]) -> None:
+    def heard(self, session: Session, message: dict[str, Any]) -> None:
+        """One message of an agent in the run."""
         match message["kind"]:
             case "heartbeat":
                 session.send("heartbeat", outage=self._outage, alone=self._alone())
@@ -649,37 +408,19 @@ class Decider:
             case "alive":
                 session.alive.set()
                 if message.get("generation") == self._roster.generation and self._roster.closed is None:
-                    self._publish(NodeConfirmed(node=session.node, incarnation=session.incarnation))
+                    self.publish(NodeConfirmed(node=session.node, incarnation=session.incarnation))
             case "goodbye":
                 self._goodbye(session, message["reason"])
             case _:
-                self._observed(session, message)
-
-    def _observed(self, session: Session, message: dict[str, Any]) -> None:
-        """What the node's detectors saw; silently nothing when detection is off."""
-        match message["kind"]:
-            case "digests":
-                if self._retention is not None and message["generation"] == self._roster.generation:
-                    self._retention.digests(message["step"], message["ranks"], saved=message["saved"])
-            case "pulse" | "captured" | "rerun":
-                if self._scout is not None:
-                    self._scout.told(message, self._monotonic_ms())
-                if self._retention is not None:
-                    self._retention.look(self._monotonic_ms())
-            case "configuration":
-                for drift in self._drift.tell(session.node, message["keys"]):
-                    log.warning("config_drifted", node=drift.node, keys=drift.keys)
-                    self._publish(ConfigDrifted(node=drift.node, keys=drift.keys))
-            case unknown:
-                log.warning("unknown_message", kind=unknown, node=session.node)
+                self._observation.said(session.node, message)
 
     def _goodbye(self, session: Session, reason: str) -> None:
         session.said_goodbye = True
         if self._roster.closed is None and self._roster.live(session.node, session.incarnation):
             self._leases.give_up(session.node, session.incarnation)
             left = NodeLeft(node=session.node, incarnation=session.incarnation, reason=reason)
-            self._publish(left, source=session.node)
-        self._forget(session)
+            self.publish(left, source=session.node)
+        self.forget(session)
 
     def _take_fact(self, session: Session, event_id: str, envelope: dict[str, Any]) -> None:
         try:
@@ -690,7 +431,7 @@ class Decider:
             log.error("fact_refused", event_id=event_id, why=str(error))
             session.send("ack", upto=int(event_id.rsplit("/", 1)[1]))
             return
-        self._writing.submit(Fact(event_id, event, origin=session))
+        self.submit(Fact(event_id, event, origin=session))
 
 
 def _head(record: Record) -> dict[str, Any]:
