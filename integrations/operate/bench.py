@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 PARTS = {
     "recovery": "lmr.integrations.operate.recovery_bench",
@@ -20,6 +20,9 @@ PARTS = {
     "store": "lmr.store.bench",
     "replay": "lmr.replay_tool.bench",
 }
+
+FILE_COLUMNS = 240
+"""How wide a table may be that goes to a file: no number in it is cut off."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
                 print(json.dumps({"part": part, **row}), flush=True)
         else:
             for table in tables(part, rows):
-                Console(soft_wrap=True).print(table)
+                Console(width=None if sys.stdout.isatty() else FILE_COLUMNS, soft_wrap=True).print(table)
         sys.stdout.flush()
     return 0
 
@@ -61,6 +64,7 @@ def tables(part: str, rows: Sequence[dict[str, object]]) -> list[Table]:
     for row in rows:
         columns = tuple(row)
         if columns not in found:
-            found[columns] = Table(*columns, title=part, title_justify="left", box=None)
+            heads = (Column(name, overflow="fold") for name in columns)
+            found[columns] = Table(*heads, title=part, title_justify="left", box=None)
         found[columns].add_row(*("-" if value is None else str(value) for value in row.values()))
     return list(found.values())

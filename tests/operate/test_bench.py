@@ -1,6 +1,7 @@
 """What `lmr bench` makes of its measurements; nothing is timed here."""
 
 from lmr.integrations.operate.bench import tables
+from lmr.integrations.operate.main import main
 from lmr.integrations.operate.recovery_bench import KINDS, Measured, table
 
 
@@ -22,3 +23,11 @@ def test_who_does_not_recover_has_the_reason_instead() -> None:
 def test_rows_with_the_same_columns_share_a_table() -> None:
     shown = tables("recovery", [{"a": 1, "b": None}, {"c": 2}, {"a": 3, "b": 4}])
     assert [(len(t.columns), t.row_count) for t in shown] == [(2, 2), (1, 1)]
+
+
+def test_a_table_that_goes_to_a_file_is_cut_nowhere(capsys, monkeypatch) -> None:
+    row = {f"column {n}": 1234.5678 + n for n in range(13)}
+    monkeypatch.setattr("lmr.integrations.gemini.bench.run", lambda *, quick: [row])
+    assert main(["bench", "--only", "gemini"]) == 0
+    shown = capsys.readouterr().out
+    assert all(str(value) in shown and name in shown for name, value in row.items())
