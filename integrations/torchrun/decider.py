@@ -391,7 +391,7 @@ class Decider:
         """One message of an agent in the run."""
         match message["kind"]:
             case "heartbeat":
-                session.send("heartbeat", outage=self._outage, alone=self._alone())
+                session.send("heartbeat", sent_s=message["sent_s"], outage=self._outage, alone=self._alone())
             case "facts":
                 for event_id, envelope in message["facts"]:
                     self._take_fact(session, event_id, envelope)

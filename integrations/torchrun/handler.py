@@ -33,8 +33,8 @@ from lmr.integrations.torchrun.entry import BACKEND
 from lmr.integrations.torchrun.errors import AdmissionRefused, ConfigInvalid, MeetingFailed
 from lmr.integrations.torchrun.identity import node_id
 from lmr.integrations.torchrun.leaving import end_process
-from lmr.integrations.torchrun.node import NodeRuntime
 from lmr.integrations.torchrun.restart_context import closed_outcome, context_path, write_context
+from lmr.integrations.torchrun.runtime import NodeRuntime
 from lmr.integrations.torchrun.turns import parked, working
 from lmr.store import StoreError
 

@@ -65,6 +65,7 @@ class Link:
         self._stopping = False
         self._outage: str | None = None
         self.heard = clock.monotonic()
+        """When something was sent that the decider has answered: from then on it counts this node's lease at least."""
         self.refused_connections = 0
         """Connections refused in a row: the decider's process is not there."""
 
@@ -123,16 +124,16 @@ class Link:
         beat: asyncio.Task[None] | None = None
         try:
             channel = await asyncio.wait_for(AsyncChannel.open(reader, writer, self._secret, "client"), 5)
+            said_hello = self._clock.monotonic()
             channel.send({"kind": "hello", **self._hello})
             while True:
                 message = await asyncio.wait_for(channel.recv(), self._silence_s)
                 if self._stopping:
                     return
-                if not message.get("alone"):  # a decider that may have been replaced is as good as none
-                    self.heard = self._clock.monotonic()
                 match message["kind"]:
                     case "welcome":
                         self._channel = channel
+                        self.heard = said_hello
                         beat = asyncio.create_task(self._beat(channel))
                         self._send_facts(channel, self._spool.in_memory())
                         self._on_message(message)
@@ -140,6 +141,8 @@ class Link:
                         self._send_facts(channel, self._spool.acknowledge(message["upto"]))
                     case "heartbeat":
                         self._note_outage(message["outage"])
+                        if not message["alone"]:  # a decider that may have been replaced is as good as none
+                            self.heard = message["sent_s"]
                     case "ping":
                         channel.send({"kind": "alive"})
                     case _:
@@ -157,7 +160,7 @@ class Link:
     async def _beat(self, channel: AsyncChannel) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            channel.send({"kind": "heartbeat"})
+            channel.send({"kind": "heartbeat", "sent_s": self._clock.monotonic()})
 
     def abandon(self) -> None:
         """This life of the agent is over: never connect again, and hear nothing more.

@@ -1,20 +1,16 @@
-"""The node runtime: everything an agent does besides torchrun's own loop, on one asyncio thread.
+"""A node of a run: everything an agent does besides torchrun's own loop, on one asyncio loop.
 
-The torchrun agent's thread asks it two questions through `current()`: which committed plan is mine, and is it over. All
-sockets, the vault and (on the host) the decider live here, so that the agent's loop never waits for any of them.
+All sockets, the vault and (on the host) the decider live here, so that the agent's loop never waits for any of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 import hashlib
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,12 +25,13 @@ from lmr.integrations.torchrun import warm_request
 from lmr.integrations.torchrun.config import BackendConfig, database_host
 from lmr.integrations.torchrun.current import Current, End
 from lmr.integrations.torchrun.errors import AdmissionRefused
-from lmr.integrations.torchrun.hosting import OTHERS_LEAVE_S, Hosting, fresh_secret
+from lmr.integrations.torchrun.hosting import Hosting, fresh_secret
 from lmr.integrations.torchrun.identity import Identity, address_towards
 from lmr.integrations.torchrun.link import Link, Locate
-from lmr.integrations.torchrun.meeting import Host, Meeting, meet
+from lmr.integrations.torchrun.meeting import Host, Meeting
 from lmr.integrations.torchrun.orders import Orders
-from lmr.integrations.torchrun.peers import ALONE_S, nobody_decides, serve_peers
+from lmr.integrations.torchrun.peers import serve_peers
+from lmr.integrations.torchrun.solitude import Solitude
 from lmr.integrations.torchrun.supervisor import FENCE_MS
 from lmr.integrations.torchrun.surroundings import REAL, Surroundings
 from lmr.integrations.torchrun.vault_link import vault_environ
@@ -46,31 +43,34 @@ log = structlog.get_logger("lmr.node")
 
 WATCH_S = 0.05
 BEAT_TICKS = 4
-HOST_GONE_S = 5.0
-"""Connections to the decider refused for so long: its process is dead, and with it the embedded log."""
-HOST_SILENT_S = 120.0
-"""Silence that ends an agent even when the host's address still accepts: it is frozen for good."""
-ASK_AGAIN_S = 0.1
 LEAVE_S = 2.0
 
 
-class NodeRuntime:
+class Node:
     """One agent's life in a run.
 
     Args:
         config: checked settings.
+        loop: where everything here runs, and from where it is to be called, but for what changes nothing of the node:
+            `current`, `environment` and `kill_workers` may be used from any thread.
+        on_change: called when `current` is another value.
         surroundings: clocks, logs, sockets and processes.
     """
 
-    def __init__(self, config: BackendConfig, surroundings: Surroundings = REAL) -> None:
+    def __init__(
+        self,
+        config: BackendConfig,
+        loop: asyncio.AbstractEventLoop,
+        on_change: Callable[[], None] = lambda: None,
+        surroundings: Surroundings = REAL,
+    ) -> None:
         self._config = config
+        self._loop = loop
+        self._on_change = on_change
         self._around = surroundings
         self._identity = surroundings.identify(config.failure_domain)
         self._local_world_size = 0
         self._current = Current()
-        self._changed = threading.Condition()
-        self._loop = surroundings.new_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="lmr-node", daemon=True)
         self._meeting: Meeting | None = None
         self._hosting: Hosting | None = None
         self._link: Link | None = None
@@ -94,17 +94,16 @@ class NodeRuntime:
         self._restorable: int | None = None
         self._arrival: tuple[int, dict[str, Any] | None] | None = None
         self._welcome: asyncio.Future[None] | None = None
-        self._fencing = False
+        self._solitude: Solitude | None = None
         self._leaving = False
         self._node_name: object | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
         self._scout: NodeScout | None = None
         self._script: Path | None = None
         self._warm: subprocess.Popen[bytes] | None = None
         self._warm_name = ""
 
-    # -- what the torchrun thread calls --------------------------------------------------------------------------------
+    # -- what torchrun's agent asks and tells --------------------------------------------------------------------------
 
     @property
     def identity(self) -> Identity:
@@ -116,48 +115,18 @@ class NodeRuntime:
         """What peers reach this node by."""
         return self._address
 
+    @property
     def current(self) -> Current:
-        """The latest word. Never blocks."""
+        """The latest word."""
         return self._current
-
-    def wait_for_change(self, seen: Current, timeout_s: float) -> Current:
-        """Sleep until something differs from `seen`, at most `timeout_s`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._current is not seen, timeout_s)
-            return self._current
-
-    def join(self, local_world_size: int, cancelled: Any, script: Path | None) -> None:
-        """Meet, host the run if nobody does, and be admitted.
-
-        Args:
-            local_world_size: workers of this node.
-            cancelled: whether the agent was told to leave meanwhile.
-            script: what the workers run, where that is a file.
-
-        Raises:
-            MeetingFailed: the endpoint could not be served or reached.
-            AdmissionRefused: the run does not take this agent.
-            StoreError: the event log cannot be opened.
-        """
-        self._script = script
-        self._thread.start()
-        if self._config.embedded or self._config.secret is None:
-            self._meeting = meet(self._config, cancelled)
-        self._do(self.enter(local_world_size, self._meeting))
-
-    def _do(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def arrive(self, generation: int, store: dict[str, Any] | None) -> None:
         """This node is ready to start the generation's workers; slot 0 brings the workers' store."""
-        self._loop.call_soon_threadsafe(self._arrive, generation, store)
-
-    def starting(self, ranks: tuple[int, ...], generation: int) -> None:
-        """The agent is about to start these workers."""
-        self._do(self.expect(ranks, generation), 10)
+        self._arrival = (generation, store)
+        self._tell_run("arrived", generation=generation, store=store)
 
     async def expect(self, ranks: tuple[int, ...], generation: int) -> None:
-        """As `starting`, on the loop."""
+        """The agent is about to start these workers."""
         assert self._workers is not None
         self._workers.expect(generation, ranks)
         if self._scout is not None:
@@ -172,61 +141,41 @@ class NodeRuntime:
         for pid in more_pids:
             kill_group(pid)
 
-    def told_to_leave(self, patience_s: float) -> None:
-        """The agent got a signal that ends it. Called from a signal handler.
-
-        Args:
-            patience_s: how long saving the node's state may take before this returns; 0 or a second signal: not at all.
-        """
-        if self._leaving or patience_s <= 0 or self._current.mine is None:
-            self._loop.call_soon_threadsafe(self._told_to_leave)
-            return
-        with contextlib.suppress(concurrent.futures.TimeoutError):
-            self._do(self._save_and_leave(patience_s), patience_s + 1)
-
-    async def _save_and_leave(self, patience_s: float) -> None:
-        self._told_to_leave()
-        self._tell_run("leaving")
-        await self._vault.save(patience_s)
-
-    def _told_to_leave(self) -> None:
+    def told_to_leave(self) -> None:
+        """The agent got a signal that ends it."""
         self._leaving = True
         if self._workers is not None:
             self._workers.leave()
 
+    async def save_and_leave(self, patience_s: float) -> None:
+        """As `told_to_leave`, and save what this node holds for at most so long."""
+        self.told_to_leave()
+        self._tell_run("leaving")
+        await self._vault.save(patience_s)
+
     def stopped(self) -> None:
         """The agent is between generations; a displaced node has stopped its workers."""
-        self._loop.call_soon_threadsafe(self._set, {"displaced": False})
+        self._set({"displaced": False})
 
     @property
     def supervised(self) -> bool:
         """Whether every current worker reported itself."""
         return self._workers is not None and self._workers.supervised
 
-    def report_unsupervised_start(self, generation: int) -> None:
+    def unsupervised_started(self, generation: int) -> None:
         """The workers run, but say nothing of themselves."""
-        self._loop.call_soon_threadsafe(self._unsupervised, generation, False)
-
-    def report_unsupervised_finish(self, generation: int) -> None:
-        """Workers that say nothing of themselves have all succeeded, as torchrun saw."""
-        self._loop.call_soon_threadsafe(self._unsupervised, generation, True)
-
-    def _unsupervised(self, generation: int, finished: bool) -> None:
-        if self._reports.generation != generation:
-            return
-        if finished:
-            self._reports.finished()
-        else:
+        if self._reports.generation == generation:
             self._reports.started()
 
-    def report_unsupervised_failure(self, generation: int) -> None:
+    def unsupervised_finished(self, generation: int) -> None:
+        """Workers that say nothing of themselves have all succeeded, as torchrun saw."""
+        if self._reports.generation == generation:
+            self._reports.finished()
+
+    def unsupervised_failed(self, generation: int) -> None:
         """The agent saw its workers fail and no supervisor said so."""
-
-        async def report() -> None:
-            if self._workers is not None and self._reports.generation == generation:
-                self._workers.all_lost()
-
-        self._do(report(), 10)
+        if self._workers is not None and self._reports.generation == generation:
+            self._workers.all_lost()
 
     def environment(self) -> dict[str, str]:
         """What workers find in their environment."""
@@ -243,28 +192,22 @@ class NodeRuntime:
             "LMR_WORKER_POLICY": self._config.worker_policy.model_dump_json(),
         }
 
-    def close(self, reason: str) -> None:
-        """Leave the run: goodbye, end the vault, and on the host wait for the others first. Safe to call twice."""
-        if self._closed or not self._thread.is_alive():
-            return
-        self._closed = True
-        try:
-            self._do(self.leave(reason), OTHERS_LEAVE_S + 10)
-        except Exception as error:  # noqa: BLE001 - the process is ending; say it and end
-            log.warning("leave_incomplete", why=repr(error))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(2)
-
     # -- joining -------------------------------------------------------------------------------------------------------
 
-    async def enter(self, local_world_size: int, meeting: Meeting | None) -> None:
-        """As `join`, on the loop.
+    async def enter(self, local_world_size: int, meeting: Meeting | None, script: Path | None = None) -> None:
+        """Host the run if nobody does, and be admitted.
 
         Args:
             local_world_size: workers of this node.
             meeting: where the agents meet; None when the database and the secret file say it all.
+            script: what the workers run, where that is a file.
+
+        Raises:
+            MeetingFailed: the endpoint's host could not be reached.
+            AdmissionRefused: the run does not take this agent.
+            StoreError: the event log cannot be opened.
         """
-        self._local_world_size, self._meeting = local_world_size, meeting
+        self._local_world_size, self._meeting, self._script = local_world_size, meeting, script
         self._address = self._config.local_addr or address_towards(*self._towards())
         writer = f"{self._identity.node}/{self._identity.incarnation}"
         self._hosting = Hosting(
@@ -279,7 +222,16 @@ class NodeRuntime:
         await (self._find_host(self._hosting) if self._config.embedded else self._find_secret(self._hosting))
         if not self._secret:
             raise AdmissionRefused("the run has a secret: set LM_RESILIENCY_SECRET_FILE on every node")
-        _, self._peer_port = await serve_peers(self._secret, self._silent_s)
+        self._solitude = Solitude(
+            self._config.heartbeat_timeout_ms,
+            self._around.clock,
+            self._secret,
+            current=lambda: self._current,
+            spawn=self._spawn,
+            fence=self._fence,
+            host_gone=self._host_gone,
+        )
+        _, self._peer_port = await serve_peers(self._secret, self._solitude.silent_s)
         self._keep_warm()
         name = f"lmr-agent-{self._scope()}-{os.getpid()}"
         self._workers = self._around.workers(name, self._reports.started, self._exited, self._trainer_said)
@@ -356,9 +308,6 @@ class NodeRuntime:
             return self._meeting.host_name, self._meeting.host_port or 1
         return database_host(self._config.log_location)
 
-    def _silent_s(self) -> float:
-        return self._around.clock.monotonic() - self._link.heard if self._link is not None else 0.0
-
     def _scope(self) -> str:
         return hashlib.sha256(f"{self._config.run_id}\0{self._identity.node}".encode()).hexdigest()[:16]
 
@@ -412,6 +361,8 @@ class NodeRuntime:
             self._around.clock,
         )
         self._link_task = self._loop.create_task(self._link.run(self._locate))
+        if self._solitude is not None:
+            self._solitude.follow(self._link)
 
     def _hello(self) -> dict[str, Any]:
         return {
@@ -436,9 +387,8 @@ class NodeRuntime:
         task.add_done_callback(self._tasks.discard)
 
     def _set(self, values: dict[str, Any]) -> None:
-        with self._changed:
-            self._current = replace(self._current, **values)
-            self._changed.notify_all()
+        self._current = replace(self._current, **values)
+        self._on_change()
 
     def _end(self, reason: str, code: int, outcome: str | None = None) -> None:
         if self._current.end is None:
@@ -486,7 +436,7 @@ class NodeRuntime:
         self._spawn(self._tell_configuration())
         self._vault.tell_port()
         if self._arrival is not None:
-            self._arrive(*self._arrival)
+            self.arrive(*self._arrival)
         if self._restorable is not None:
             self._tell_run("restorable", generation=self._restorable)
 
@@ -541,10 +491,6 @@ class NodeRuntime:
 
     # -- what vault and workers say ------------------------------------------------------------------------------------
 
-    def _arrive(self, generation: int, store: dict[str, Any] | None) -> None:
-        self._arrival = (generation, store)
-        self._tell_run("arrived", generation=generation, store=store)
-
     def _is_restorable(self, generation: int) -> None:
         self._restorable = generation
         self._tell_run("restorable", generation=generation)
@@ -590,44 +536,27 @@ class NodeRuntime:
         ticks = 0
         while True:
             await asyncio.sleep(WATCH_S)
-            link, ticks = self._link, ticks + 1
+            ticks += 1
             if ticks % BEAT_TICKS == 0 and self._workers is not None:
-                self._workers.beat()
-            if link is None or self._current.end is not None:
-                continue
-            silent_s = self._around.clock.monotonic() - link.heard
-            gone = silent_s > HOST_SILENT_S or (link.refused_connections and silent_s > HOST_GONE_S)
-            if gone and not self._can_move:
-                self._end("the rendezvous host is gone; its event log is on that machine's disk", 1)
-            elif silent_s * 1000 > self._config.heartbeat_timeout_ms / 2 and not self._fencing:
-                self._fencing = True
-                self._spawn(self._consider_fencing())
+                self._workers.beat(self._workers_until())
+            if self._solitude is not None and self._current.end is None:
+                self._solitude.look(can_move=self._can_move)
 
-    async def _consider_fencing(self) -> None:
-        await self._fence_if_alone()
-        await asyncio.sleep(ASK_AGAIN_S)
-        self._fencing = False
+    def _host_gone(self) -> None:
+        self._end("the rendezvous host is gone; its event log is on that machine's disk", 1)
+
+    @property
+    def _keeps_its_lease(self) -> bool:
+        """An embedded host's lease nobody takes."""
+        return self._meeting is not None and self._meeting.serves and self._config.embedded
 
     def _fence_ms(self) -> int | None:
-        """When the supervisors stop the workers should this process freeze; an embedded host's lease nobody takes."""
-        serves = self._meeting is not None and self._meeting.serves and self._config.embedded
-        return None if serves else self._config.heartbeat_timeout_ms * 3 // 4
+        """How long new workers may run before they hear of this process."""
+        return None if self._keeps_its_lease else self._config.heartbeat_timeout_ms * 3 // 4
 
-    async def _fence_if_alone(self) -> None:
-        orders, link = self._current.orders, self._link
-        if orders is None or self._current.mine is None or link is None or self._current.displaced:
-            return
-        silent_ms = self._config.heartbeat_timeout_ms // 2
-        peers, answer_s = list(orders.peers), self._answer_s()
-        if self._silent_s() < ALONE_S and await nobody_decides(self._secret, peers, silent_ms * 3 // 4, answer_s):
-            return
-        if self._link is link and self._silent_s() * 1000 > silent_ms:
-            self._fence()
-
-    def _answer_s(self) -> float:
-        """How long peers may take: the first time until four fifths of the lease; later the others have been heard."""
-        lease_s, silent_s = self._config.heartbeat_timeout_ms / 1000, self._silent_s()
-        return lease_s / 2 if silent_s > lease_s else max(0.8 * lease_s - silent_s, 0.1 * lease_s)
+    def _workers_until(self) -> float | None:
+        """When the supervisors must stop the workers, should this process freeze now."""
+        return None if self._keeps_its_lease or self._solitude is None else self._solitude.safe_until()
 
     def _fence(self) -> None:
         """Stop the workers before somebody else may take their place; the run is told when it can be reached."""
@@ -639,7 +568,7 @@ class NodeRuntime:
     # -- leaving -------------------------------------------------------------------------------------------------------
 
     async def leave(self, reason: str) -> None:
-        """As `close`, on the loop."""
+        """Leave the run: goodbye, end the vault, and on the host wait for the others first."""
         run_closed = self._current.end is not None and self._current.end.run_closed
         for task in self._tasks:
             task.cancel()

@@ -29,7 +29,10 @@ from lmr.integrations.torchrun.worker_page import WorkerPage
 SUPERVISED_BY = "LMR_SUPERVISED_BY"
 """Set in the trainer: its supervisor's pid. Python processes below it are no workers."""
 FENCE_MS = "LMR_FENCE_MS"
-"""A trainer ends when its agent has said nothing for so long; empty: its agent's lease is nobody else's to take."""
+"""A trainer ends when its agent has said nothing for so long from its start on; later its agent says until when.
+
+Empty: its agent's lease is nobody else's to take.
+"""
 TERM_GRACE_S = 1.0
 """How long a supervisor that was told to terminate still waits for the runtime's word after its trainer is gone."""
 
@@ -102,8 +105,7 @@ class _Supervisor:
         self._term_deadline = 0.0
         self._wait_status: int | None = None
         fence_ms = os.environ.get(FENCE_MS)
-        self._fence_s = int(fence_ms) / 1000 if fence_ms else None
-        self._fence_at = self._next_fence()
+        self._fence_at = time.monotonic() + int(fence_ms) / 1000 if fence_ms else None
 
     def run(self, mask_before: Any) -> NoReturn:
         try:
@@ -170,9 +172,6 @@ class _Supervisor:
                 self._obey()
             elif self._fence_at is not None and time.monotonic() > self._fence_at:
                 self._fence()
-
-    def _next_fence(self) -> float | None:
-        return time.monotonic() + self._fence_s if self._fence_s is not None else None
 
     def _fence(self) -> None:
         """The runtime does not run: another machine may be this rank soon."""
@@ -241,7 +240,7 @@ class _Supervisor:
         if received is None:
             self._end_group()  # fenced: whoever outlives its node runtime trains on without anybody's leave
         elif received[0].get("kind") == "here":
-            self._fence_at = self._next_fence()
+            self._fence_at = received[0]["until_s"]
         elif received[0].get("kind") == "exit":
             if self._wait_status is None:
                 with contextlib.suppress(ProcessLookupError):

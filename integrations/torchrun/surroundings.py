@@ -5,7 +5,6 @@ The simulation gives a world of its own; everything else of the runtime is the s
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ class Surroundings:
     """The real world, unless told otherwise."""
 
     clock: Clock = SYSTEM
-    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    """Where the runtime's coroutines run."""
     identify: Callable[[str | None], Identity] = identify
     open_log: Callable[[str], EventLog] = open_log
     listen: Callable[[], socket.socket] = listen

@@ -124,10 +124,14 @@ class Workers:
         for peer in self._supervisors.values():
             peer.send("exit", code=code)
 
-    def beat(self) -> None:
-        """Tell the supervisors that this agent runs."""
+    def beat(self, until_s: float | None) -> None:
+        """Tell the supervisors that this agent runs.
+
+        Args:
+            until_s: when they must end their trainers if they hear nothing more, in monotonic seconds of this machine.
+        """
         for peer in self._supervisors.values():
-            peer.send("here")
+            peer.send("here", until_s=until_s)
 
     def close(self) -> None:
         """Stop listening and drop every connection."""

@@ -194,7 +194,7 @@ def test_a_trainer_works_while_its_agent_is_there_and_ends_when_it_is_frozen(
     node.workers_say.wait(20, kind="hello", role="supervisor")
     until = time.monotonic() + 2.5
     while time.monotonic() < until:
-        local_socket.send(node.supervisors[0], {"kind": "here"})
+        local_socket.send(node.supervisors[0], {"kind": "here", "until_s": time.monotonic() + 1})
         time.sleep(0.1)
     assert not node.workers_say.having(kind="exited")
     ended = exit_of(node)

@@ -1,4 +1,4 @@
-"""One torchrun agent: the product's node runtime, and with it link, decider, election and fencing, simulated.
+"""One torchrun agent: the product's node, and with it link, decider, election and fencing, simulated.
 
 Only torchrun's own loop is written again here; what it does next, the product's `turns` say.
 """
@@ -16,7 +16,7 @@ from lmr.integrations.torchrun.config import BackendConfig
 from lmr.integrations.torchrun.errors import AdmissionRefused, MeetingFailed
 from lmr.integrations.torchrun.identity import Identity
 from lmr.integrations.torchrun.meeting import Host
-from lmr.integrations.torchrun.node import NodeRuntime
+from lmr.integrations.torchrun.node import Node
 from lmr.integrations.torchrun.supervisor import FENCE_MS
 from lmr.integrations.torchrun.surroundings import Surroundings
 from lmr.integrations.torchrun.turns import parked, working
@@ -125,7 +125,7 @@ class Agent:
     lives: itertools.count[int]
     nproc: int
     process: Process = field(init=False)
-    runtime: NodeRuntime = field(init=False)
+    runtime: Node = field(init=False)
     _told_to_leave: bool = False
     exit_code: int | None = None
     reason: str = ""
@@ -145,7 +145,6 @@ class Agent:
         )
         surroundings = Surroundings(
             clock=Clock(self.process.monotonic, self.process.wall_ms),
-            new_loop=lambda: self.process.loop,
             identify=self._identify,
             open_log=lambda _where: MemoryLog(self.database, self.trouble(self.process)),
             listen=lambda: Listener(self.network.free_port()),
@@ -154,7 +153,7 @@ class Agent:
             vault_link=self._vault,
             claim=lambda name: name,
         )
-        self.runtime = NodeRuntime(self.config, surroundings)
+        self.runtime = Node(self.config, self.process.loop, surroundings=surroundings)
         self.lived = (self.world.now, float("inf"))
         self.world.note(self.node, "starts")
         spawn(self.process, self._main())
@@ -201,7 +200,7 @@ class Agent:
             if self._told_to_leave:
                 await self._end("signal 15 while parked", 0)
                 return
-            now = self.runtime.current()
+            now = self.runtime.current
             match parked(now, generation, arrived):
                 case "end":
                     await self._end(now.end.reason, now.end.exit_code)
@@ -230,7 +229,7 @@ class Agent:
             if all(not worker.held for worker in mine) and all(worker.code == 0 for worker in mine):
                 await self._end("torchrun ended", 0)
                 return True
-            now = self.runtime.current()
+            now = self.runtime.current
             match working(now, generation):
                 case "end":
                     self._kill(mine)

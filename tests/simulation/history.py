@@ -211,7 +211,7 @@ class History:
 
     def _leave(self) -> None:
         agent = self._someone()
-        if agent is not None and agent.runtime.current().mine is None:
+        if agent is not None and agent.runtime.current.mine is None:
             self.world.note(agent.node, "standby told to leave")
             agent.told_to_leave()
 
@@ -386,7 +386,7 @@ class History:
         for agent in self.agents:
             if agent.exit_code is None or ("run was" not in agent.reason and "run succeeded" not in agent.reason):
                 continue
-            active = agent.runtime.current().mine is not None
+            active = agent.runtime.current.mine is not None
             expected = 0 if self.closed == "succeeded" or not active else 1
             if agent.exit_code != expected:
                 wrong.append(f"{agent.node} ended with {agent.exit_code}: {agent.reason}")

@@ -10,6 +10,7 @@ import pytest
 from lmr.engine.events import NodeJoined, NodeLost, PlanCommitted
 from lmr.integrations.torchrun.config import BackendConfig
 from simulation.history import DATABASE_HOST, History, Shape, quiet
+from simulation.world import Process
 
 CUT_AT_S = 3.0
 NODES = ("node-1", "node-2", "node-3", "node-4")
@@ -90,6 +91,22 @@ def test_a_node_cut_off_is_replaced_by_the_standby(scene):
     found = scene({HOST["node-2"]}, 6, embedded=True)
     assert [plan.plan.action for plan in found.plans] == ["start", "replace"]
     assert [a.node for a in found.plans[1].plan.assignments] == ["node-1", "node-4", "node-3"]
+
+
+@pytest.mark.parametrize("frozen_after_s", [0.1, 0.5, 0.9])
+def test_a_node_cut_off_and_then_frozen_has_no_more_time_than_its_lease(frozen_after_s):
+    """The supervisors know until when the agent was sure of its lease, not only when it last ran."""
+    scene = Scene({HOST["node-2"]}, 6, embedded=True, seed=1)
+    frozen_at = CUT_AT_S + frozen_after_s
+    scene.faults_end_s = frozen_at + 10
+
+    def agent() -> Process:
+        return next(a.process for a in scene.agents if a.node == "node-2")
+
+    scene.world.at(frozen_at, lambda: agent().pause(machine=False))
+    scene.world.at(frozen_at + 10, lambda: agent().resume())
+    assert scene.play() == [], "\n".join(scene.world.history)
+    assert [plan.plan.action for plan in scene.plans] == ["start", "replace"]
 
 
 def test_a_node_lost_again_before_it_was_welcomed_joins_once_more():

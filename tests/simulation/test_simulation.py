@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmr.integrations.torchrun import node
+from lmr.integrations.torchrun import solitude
 from simulation.history import play, quiet
 
 RUN = Path(__file__).parent / "run.py"
@@ -60,5 +60,5 @@ def test_a_node_that_does_not_fence_itself_is_found_out(monkeypatch):
     async def always(*_):
         return True
 
-    monkeypatch.setattr(node, "nobody_decides", always)
+    monkeypatch.setattr(solitude, "nobody_decides", always)
     assert any("two writers" in text for seed in range(300) for text in play(seed)[1])

@@ -58,7 +58,8 @@ class Worker:
         about = {"pid": self.pid, "rank": self.rank, "generation": self.generation}
         self.supervisor = Voice({**about, "role": "supervisor"}, self._told)
         self.trainer = Voice({**about, "role": "trainer"}, self._told)
-        self._watch()
+        now = self.process.monotonic()
+        self._watch(now + self.fence_ms / 1000 if self.fence_ms is not None else None)
 
     @property
     def running(self) -> bool:
@@ -69,17 +70,20 @@ class Worker:
         if kind == "exit":
             self.held, self.code = False, values["code"]
         elif kind == "here":
-            self._watch()
+            self._watch(values["until_s"])
 
-    def _watch(self) -> None:
-        if self.fence_ms is not None:
-            self._heard += 1
-            heard = self._heard
-            self.process.world.after(self.fence_ms / 1000, lambda: self._fence(heard))
+    def _watch(self, until_s: float | None) -> None:
+        """End the trainer then, by its machine's clock, unless the agent is heard before."""
+        self._heard += 1
+        if until_s is not None:
+            self.process.world.at(self.process.true_time(until_s), partial(self._fence, self._heard))
 
     def _fence(self, heard: int) -> None:
-        """The supervisor has not heard its agent since."""
-        if heard == self._heard and self.running:
+        if heard != self._heard or not self.process.alive:
+            return
+        if self.process.still:  # and once its machine goes on
+            self.process.world.after(WAKING_S / 10, partial(self._fence, heard))
+        elif self.running:
             self.ended(None, 9, {"kind": "signal", "type": "SIGKILL", "fingerprint": None}, 0)
 
     def say(self, voice: Voice, kind: str, **values: Any) -> None:
