@@ -94,8 +94,10 @@ class Solitude:
         if now.orders is None or now.mine is None or now.displaced:
             return
         silent_ms = self._timeout_ms // 2
+        # Heartbeats are a sixth of a lease apart: a peer that lost the decider with this node is silent for a third.
+        peer_silent_ms = self._timeout_ms // 4
         peers, answer_s, began = list(now.orders.peers), self._answer_s(), self._clock.monotonic()
-        if self.silent_s() < ALONE_S and await nobody_decides(self._secret, peers, silent_ms * 3 // 4, answer_s):
+        if self.silent_s() < ALONE_S and await nobody_decides(self._secret, peers, peer_silent_ms, answer_s):
             # Should somebody decide from now on, it gives every node a whole lease first.
             self._excused_until = began + self._timeout_ms / 1000
             return

@@ -44,7 +44,8 @@ class Scene(History):
         self.world.at(self.faults_end_s, self._all_well)
 
     def _config(self, node: str) -> BackendConfig:
-        return replace(super()._config(node), join_timeout_ms=self._join_timeout_ms)
+        switch = "that fails" if HOST[node] in self._cut_off[0] else "that works"  # so replicas are on either side
+        return replace(super()._config(node), join_timeout_ms=self._join_timeout_ms, failure_domain=switch)
 
     def cut_again(self, node: str, joins: int, seconds: float) -> None:
         """Once the log has so many joins of a node: cut it off before it is told, with all its connections broken."""

@@ -35,6 +35,7 @@ def test_nothing_is_wrong_in_some_histories():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3_000)
 def test_nothing_is_wrong_in_many_histories():
     assert not bad(range(150, 5_000))
 
