@@ -36,6 +36,7 @@ from lmr.integrations.torchrun.leaving import end_process
 from lmr.integrations.torchrun.restart_context import closed_outcome, context_path, write_context
 from lmr.integrations.torchrun.runtime import NodeRuntime
 from lmr.integrations.torchrun.turns import parked, working
+from lmr.integrations.torchrun.worker_command import ignores_us
 from lmr.store import StoreError
 
 if TYPE_CHECKING:
@@ -48,8 +49,10 @@ BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Meant for training scripts: a parked agent has none yet and survives, unless `--signals-to-handle` names them."""
-UNSUPERVISED_S = 5.0
-"""Workers that did not report themselves by then cannot: their Python does not load our bootstrap."""
+CANNOT_REPORT_S = 2.0
+"""Workers that look as if they will never report themselves, and have not by then, will not."""
+SILENT_S = 60.0
+"""No other worker takes so long for its first line of Python; half of `start_s` where that is less."""
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -119,8 +122,7 @@ class LmrHandler(RendezvousHandler):
                 return 1
             case "go on":
                 pass
-        if not self._unprotected and not runtime.supervised and time.monotonic() - self._begun > UNSUPERVISED_S:
-            self._run_unprotected(runtime)
+        self._check_protection(runtime, agent)
         return 0
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -254,6 +256,20 @@ class LmrHandler(RendezvousHandler):
                 self._write_context(self._runtime.current())
             self._runtime.close(reason)
         self._store = None
+
+    def _check_protection(self, runtime: NodeRuntime, agent: AgentView) -> None:
+        """Workers report themselves as their first act. Those that do not run unprotected, but have started."""
+        if runtime.supervised:
+            if self._unprotected:
+                self._unprotected = False
+                log.info("protection_back", how="the workers have reported themselves after all")
+            return
+        silent_s = time.monotonic() - self._begun
+        if self._unprotected or silent_s <= CANNOT_REPORT_S:
+            return
+        most_s = min(SILENT_S, self._config.worker_policy.recovery.start_s / 2)
+        if silent_s > most_s or any(ignores_us(pid) for pid in agent.pids()):
+            self._run_unprotected(runtime)
 
     def _run_unprotected(self, runtime: NodeRuntime) -> None:
         self._unprotected = True

@@ -117,6 +117,22 @@ def test_nothing_is_left_behind(job, tmp_path, monkeypatch):
     }
 
 
+def test_workers_that_are_slow_to_report_themselves_are_protected(waiting, tmp_path):
+    """An interpreter that a file server keeps waiting is no interpreter that ignores us; its start is said once."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "if 'LMR_AGENT_SOCKET' in os.environ and 'LMR_SUPERVISED_BY' not in os.environ:\n"
+        "    time.sleep(4)\n"
+    )
+    loop = waiting(nodes="1:1", nproc=2, environ={"PYTHONPATH": str(tmp_path / "slow")})
+    loop.start_all("node-1")
+    loop.wait_running(0)
+    loop.finish_well("node-1")
+    assert "unprotected" not in loop.agents["node-1"].text()
+    assert len(loop.events("generation_started")) == 1
+
+
 @pytest.mark.parametrize(
     "how", [["--no-python", sys.executable, "-E"], ["--no-python", sys.executable, "-I"]], ids=["-E", "-I"]
 )
