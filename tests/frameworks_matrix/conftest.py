@@ -25,10 +25,13 @@ POLICY = """schema_version = 1
 publish_ms = 100
 [replay.hang]
 floor_ms = 6000
+[replay.continuity]
+cost_permille = 1000
 [checkpoint]
 copy_mode = "background"
 """
-"""Small models would be copied at the boundary; these copies are to go on while whatever a framework does is done."""
+"""Small models would be copied at the boundary; these copies are to go on while whatever a framework does is done.
+Continuity may take its time: a run here is over before a few megabytes have been looked at thrice."""
 PATIENCE_S = 240.0
 """For one wait; frameworks take a while to start, and these machines are busy."""
 EXIT_PATIENCE_S = 60.0
@@ -174,7 +177,8 @@ def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
 
     A rank is killed, a machine is lost, and if asked for a rank's process is stopped or its parameters are corrupted,
     each at its own time; or all machines lose power, and the framework's own checkpoint is what is left. `corrupt` says
-    how corruption is found, `groups` which ranks are to compare their state.
+    how corruption is found, `proving` how many steps continuity is given before it to see that state stays as it is,
+    `groups` which ranks are to compare their state.
     """
 
     def run(
@@ -186,6 +190,7 @@ def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
         steps: int = 60,
         lose: bool = True,
         corrupt: str | None = None,
+        proving: int = 3,
         stop: bool = False,
         durable: bool = False,
         groups: set[tuple[int, ...]] | None = None,
@@ -200,7 +205,7 @@ def drill(jobs: Callable[..., Job]) -> Callable[..., Job]:
         standbys = int(lose) + (corrupt is not None)
         paced = [*command, "--pace", "0.1"]
         if corrupt is not None:
-            begins = steps * 3 // 4 + 3 if stop else steps // 2 + 5
+            begins = (steps * 3 // 4 if stop else steps // 2 + 2) + proving
             fault = ["--rank", str(nproc), "--generation", str(1 + lose + stop), "--step", str(begins)]
             paced = [FLIP, *fault, "--when", "model" if corrupt == MAJORITY else "at-rest", *paced]
         most = f"{nodes}:{nodes + standbys}" if standbys else str(nodes)

@@ -29,8 +29,10 @@ def test_fully_sharded_trainer(drill, tmp_path):
     drill(
         "titan",
         [SHIM, "--assets", str(where), "--checkpoints", "{out}-own"],
-        steps=40,
+        steps=96,
         stop=True,
+        corrupt="by continuity",
+        proving=14,
         durable=True,
         environ=environ,
     )
