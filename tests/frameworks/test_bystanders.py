@@ -93,3 +93,18 @@ def test_a_module_that_knows_no_shapes_yet_is_left_alone(bystanders) -> None:
     bystanders.look()
     assert bystanders.changed() == {}
     assert isinstance(lazy.weight, nn.UninitializedParameter)
+
+
+def test_a_module_whose_writes_nobody_counts_is_left_alone(bystanders) -> None:
+    with torch.inference_mode():
+        uncounted = Statistics(127)
+    bystanders.look()
+    assert bystanders.changed() == {}
+    assert uncounted.mean.is_inference()
+
+
+def test_a_module_that_was_given_another_tensor_has_changed(bystanders) -> None:
+    statistics = Statistics(131)
+    bystanders.look()
+    statistics.mean = torch.ones(131)
+    assert kinds(bystanders.changed()) == ["Statistics"]

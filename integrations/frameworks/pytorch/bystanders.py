@@ -21,6 +21,9 @@ from torch.optim.swa_utils import AveragedModel
 from lmr.integrations.gemini.capture import local
 from lmr.integrations.gemini.traces import Trace, Tracer
 
+LOOKED_AT = 16
+"""Tensors of a module whose elements are looked at: averaging and copying write to all of them."""
+
 
 def outermost() -> list[nn.Module]:
     """Every module of this process that is in no other."""
@@ -96,22 +99,41 @@ class Bystanders:
 
 
 class _Watched:
-    """One module, and how it was when it was seen first."""
+    """One module, and how it was when it was seen first.
+
+    Looked at in every step, so it must cost little: of each tensor what torch counts, of a few their elements.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module: weakref.ref[nn.Module] = weakref.ref(module)
-        self._tracer = Tracer()
-        self._before = self._trace(module)
-
-    def _trace(self, module: nn.Module) -> Trace | None:
         tensors = list(tensors_of(module).values())
-        return self._tracer.take([local(one) for one in tensors], tensors)
+        self._tensors = [weakref.ref(one) for one in tensors]
+        self._versions = _versions(tensors)
+        apart = -(-len(tensors) // LOOKED_AT)
+        self._few = self._tensors[::apart]
+        self._tracer = Tracer()
+        self._before = self._trace(tensors[::apart])
+
+    def _trace(self, few: list[torch.Tensor]) -> Trace | None:
+        return self._tracer.take([local(one) for one in few], few)
 
     def has_changed(self) -> bool:
-        """Whether somebody has written to it; not where that cannot be told."""
-        module = self.module()
-        now = None if module is None else self._trace(module)
+        """Whether somebody has written to it, or put other tensors there; not where that cannot be told."""
+        if self.module() is None:
+            return False
+        tensors = [one for ref in self._tensors if (one := ref()) is not None]
+        if len(tensors) < len(self._tensors) or _versions(tensors) != self._versions:
+            return True
+        now = self._trace([one for ref in self._few if (one := ref()) is not None])
         return now is not None and self._before is not None and not self._before.same_as(now)
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[int] | None:
+    """How often each was written to; None where torch does not count, as for what is made in inference mode."""
+    try:
+        return [one._version for one in tensors]
+    except RuntimeError:
+        return None
 
 
 def _name(module: nn.Module, tensors: dict[str, torch.Tensor]) -> str:
