@@ -7,6 +7,7 @@ taken where it is found, at the boundary after. Until then steps are not capture
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 
@@ -59,6 +60,8 @@ class Captures:
         self._vault: VaultClient | None = None
         self._arena_bytes = 0
         self.pending: Pending | None = None
+        self.saved_step = 0
+        """The newest step that the script saved itself."""
         self._away = False
         """Whether the vault was lost, or not found, since the last capture that was handed over."""
         self._losses = 0
@@ -130,6 +133,8 @@ class Captures:
             self._hand_over(vault, step, meta, peers)
 
     def _hand_over(self, vault: VaultClient, step: int, meta: ShardMeta, peers: list[int] | None) -> None:
+        if step == self.saved_step:
+            vault.check(step)
         vault.captured(step, meta, peers)
         if self._away:
             self._away = False
@@ -154,18 +159,15 @@ class Captures:
         self._agent.degraded("vault", f"{error}; nothing is captured until it is back")
 
     def check(self, step: int) -> None:
-        """Have a step's capture, made or the next, checked for certain; nothing happens while the vault is away.
+        """The script saves a step: have its capture, which was made or is the next, checked for certain.
 
-        Raises:
-            GeminiError: the capture before it failed.
+        May be called on any thread. A vault that is away is told with the capture.
         """
-        self.settle()
-        if self._context.vault_socket is None or self._over or self._away:
-            return
-        try:
-            self.vault().check(step)
-        except VaultUnavailable as error:
-            self._lose(error)
+        self.saved_step = step
+        vault = self._vault
+        if vault is not None:
+            with contextlib.suppress(VaultUnavailable):  # the next capture meets it, too
+                vault.check(step)
 
     def done_reading(self) -> None:
         """The restored shard is no longer needed; a vault that has gone meanwhile need not know."""

@@ -64,7 +64,6 @@ class Session:
         self.checks = None if pulse is None else TrainerChecks(context, pulse, self.objects, self._agent)
         self._captures = Captures(context, self._agent, self._state)
         self._captured_step = context.resume_step
-        self._saved_step = 0
         self._restored: Restored | None = None
         self._reader: ShardReader | None = None
         self._must_restore = context.enable_checkpoint and context.resume_step > 0
@@ -188,13 +187,8 @@ class Session:
         Args:
             step: completed steps, of which the boundary may have passed or is the next one.
         """
-        self._saved_step = step
-        if not self._protecting or step == 0:
-            return
-        try:
+        if self._protecting:
             self._captures.check(step)
-        except GeminiError as error:
-            self._stop_protecting("captures", str(error))
 
     def persisted(self, step: int, checkpoint_id: str) -> None:
         """A checkpoint of the script is complete; the first rank's word counts, which is the last one to know."""
@@ -257,7 +251,7 @@ class Session:
             self.checks.at_boundary(step)
 
     def _protect(self, step: int, *, busy: bool) -> None:
-        if not self._protecting or (step % self._context.interval and step != self._saved_step):
+        if not self._protecting or (step % self._context.interval and step != self._captures.saved_step):
             return
         if step == self._context.resume_step + 1 and not self._buckets_are_settled():
             return  # the next call of the model rebuilds DDP's buckets; what they become belongs to the state
