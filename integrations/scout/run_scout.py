@@ -163,6 +163,10 @@ class RunScout:
             return False
         return not policy.continuity.enabled or self._at_rest.vouches(self.standing, step)
 
+    def condemned(self) -> bool:
+        """Whether a rank of this generation was named for damage or for wrong data: what comes after it is not kept."""
+        return self._at_rest.named or self._strays.named
+
     def reran(self, message: dict[str, Any], now_ms: int) -> None:
         """A rank's result of a call that was computed again."""
         if message.get("generation") != self.standing.generation:

@@ -34,7 +34,8 @@ class StrayDetector:
     policy: BatchesPolicy
     _first_ms: int | None = None
     _said: set[int] = field(default_factory=set)
-    _named: bool = field(default=False, init=False)
+    named: bool = field(default=False, init=False)
+    """Whether a rank was named."""
 
     def look(self, standing: Standing, now_ms: int) -> Stray | None:
         """The ranks that are new, once every rank has taken that step or has had its time to."""
@@ -54,10 +55,10 @@ class StrayDetector:
         if 2 * len(steps) > len(standing.live):
             log.warning("loaders_go_their_own_ways", ranks=sorted(steps), step=min(steps.values()))
             return None
-        self._named = True
+        self.named = True
         return Stray(min(new.values()), tuple(sorted(new)), standing.live)
 
     def vouches(self, standing: Standing, step: int) -> bool:
         """Whether no rank is known to have got other batches up to `step`, but those nobody is accused for."""
         strayed = {v.rank: v.strayed_step for v in standing.views() if v.strayed_step is not None}
-        return not self._named and all(first > step for rank, first in strayed.items() if rank not in self._said)
+        return not self.named and all(first > step for rank, first in strayed.items() if rank not in self._said)

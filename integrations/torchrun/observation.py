@@ -79,6 +79,7 @@ class Observation:
             publish=self._publish,
             undecided=self._publish_undecided,
             vouches=None if self._scout is None else self._scout.vouches,
+            condemned=None if self._scout is None else self._scout.condemned,
         )
 
     def committed(self, record: Record) -> None:

@@ -43,6 +43,8 @@ class Pacer:
     spill_ms: int | None = None
     vouches: Callable[[int], bool] = lambda _step: True
     """Whether checks that come after a step's capture have had their say: until then, the step before is kept too."""
+    condemned: Callable[[], bool] = lambda: False
+    """Whether the run goes back behind what is computed now: then no step replaces the one before."""
     pinned: int | None = None
     newest: int = 0
     certified: int | None = None
@@ -106,7 +108,9 @@ class Pacer:
         return done
 
     def _finish(self) -> bool:
-        if self.pinned is None or not self._is_complete() or not (self._overdue or self.vouches(self.pinned)):
+        if self.pinned is None or not self._is_complete() or self.condemned():
+            return False
+        if not (self._overdue or self.vouches(self.pinned)):
             return False
         self.complete = self.pinned
         if self._verdict == "clean":

@@ -29,6 +29,7 @@ class Retention:
         publish: appends one fact of the decider.
         undecided: publishes, later, that peers differ without a majority; unless one of them is named meanwhile.
         vouches: whether checks that come after a step's capture have had their say; None where there are none.
+        condemned: whether a rank was named for what the run must go back behind; None where nobody looks.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Retention:
         publish: Callable[[Data], None],
         undecided: Callable[[Data], None],
         vouches: Callable[[int], bool] | None,
+        condemned: Callable[[], bool] | None = None,
     ) -> None:
         self._generation = generation
         self._compare = policy.replay.compare_state
@@ -68,6 +70,7 @@ class Retention:
             restored=restored,
             spill_ms=policy.checkpoint.disk_every_s * 1000 if policy.checkpoint.disk_folder is not None else None,
             vouches=vouches or (lambda _step: True),
+            condemned=condemned or (lambda: False),
         )
 
     def look(self, now_ms: int) -> None:

@@ -242,6 +242,7 @@ def test_the_rank_is_named_once_all_have_taken_the_step():
     assert tell(made, *later, now_ms=1_100) == [accusation(40, 2, world=4)]
     assert tell(made, *later, now_ms=9_000) == []
     assert not made.vouches(39), "nothing is kept any more in a generation that ends"
+    assert made.condemned()
 
 
 def test_a_step_nobody_gets_through_is_judged_all_the_same():
@@ -262,6 +263,7 @@ def test_what_most_ranks_do_is_the_script_s_doing(strayed):
     views = [at(number, 41, step) for number, step in enumerate(strayed)]
     assert tell(made, *views) == []
     assert made.vouches(41)
+    assert not made.condemned()
     assert tell(made, *(replace(view, step=80) for view in views), now_ms=60_000) == []
 
 

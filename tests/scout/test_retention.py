@@ -53,3 +53,15 @@ def test_a_pin_that_every_slot_has_captured_is_not_given_up_while_its_replicas_t
     assert pacer.progress(40, 20_000) is None
     assert pacer.pinned == step
     assert pacer.replicated(0, step, "node-2")
+
+
+def test_what_the_run_goes_back_behind_replaces_nothing_however_long_it_waits() -> None:
+    """A hold waits for a standby for minutes, and the replicas of a bad step agree with each other."""
+    named = False
+    pacer = pinned(set())
+    pacer.condemned = lambda: named
+    named = True
+    assert not pacer.verdict(12, "clean")
+    for now_ms in range(2_000, 100_000, 250):
+        assert not pacer.look(now_ms)
+    assert 10 in pacer.retained()
