@@ -31,6 +31,7 @@ HINT_EVERY_MS = 50
 CHANNEL = "lmr_log"
 _SCHEMA_LOCK = 0x4C4D52
 _POLL_MS = 100
+_REFUSED_FOR_NOW = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots", "terminating")
 _APPEND_ONLY = ("events", "epochs", "snapshots", "seals", "archived_ids")
 
 _INSERT = (
@@ -161,8 +162,11 @@ class PostgreSQL(Dialect):
             return LogReadOnly(f"{self.url}: {words}")
         if code == "42P01":
             return ForeignDatabase(f"{self.url}: {words}")
-        # Without a code the server did not answer at all: refused, reset, or not there.
+        # Without a code the server did not answer at all (refused, reset, not there), or refused a new connection, and
+        # only its words say whether for good: no such database, role or password.
         no_answer = code is None and type(error.orig).__name__ == "OperationalError"
+        if no_answer and "FATAL:" in words and not any(soon in words for soon in _REFUSED_FOR_NOW):
+            return LogUnavailable(f"{self.url}: {words}")
         if error.connection_invalidated or no_answer or code in ("57P01", "57P02", "57P03", "25P03"):
             return ConnectionLost(f"{self.url}: {words}")
         return LogUnavailable(f"{self.url}: {words}")

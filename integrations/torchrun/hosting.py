@@ -19,11 +19,12 @@ from lmr.integrations.torchrun.errors import AdmissionRefused
 from lmr.integrations.torchrun.link import Locate
 from lmr.integrations.torchrun.meeting import Host
 from lmr.integrations.torchrun.surroundings import REAL, Surroundings
-from lmr.store import EventLog, Lease
+from lmr.store import ConnectionLost, EventLog, Lease
 
 log = structlog.get_logger("lmr.hosting")
 
 LOOK_AGAIN_S = 0.1
+OPEN_AGAIN_S = 0.5
 OTHERS_LEAVE_S = 20.0
 """How long the decider of a closed run waits for the other agents to go."""
 
@@ -106,12 +107,25 @@ class Hosting:
         return lease
 
     async def open_log(self) -> None:
-        """Open the log on the database server.
+        """Open the log on the database server; one that is away is waited for, as the endpoint is.
 
         Raises:
-            StoreError: it cannot be opened.
+            StoreError: it cannot be opened, or not within the join timeout.
         """
-        self._event_log = await asyncio.to_thread(self._around.open_log, self._config.log_location)
+        loop, wait_s = asyncio.get_running_loop(), self._config.join_timeout_ms / 1000
+        until, said = loop.time() + wait_s, False
+        while True:
+            try:
+                self._event_log = await asyncio.to_thread(self._around.open_log, self._config.log_location)
+            except ConnectionLost as error:
+                if loop.time() > until:
+                    raise
+                if not said:
+                    log.warning("event_log_away", why=str(error), waits_for_s=round(wait_s))
+                    said = True
+                await asyncio.sleep(OPEN_AGAIN_S)
+            else:
+                return
 
     def stand(self, secret: bytes) -> Locate:
         """Whoever holds the lease decides, and another takes over when it lapses. Returns how the decider is found."""

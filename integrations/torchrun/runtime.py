@@ -17,6 +17,7 @@ import structlog
 
 from lmr.integrations.torchrun.config import BackendConfig
 from lmr.integrations.torchrun.current import Current
+from lmr.integrations.torchrun.errors import MeetingFailed
 from lmr.integrations.torchrun.hosting import OTHERS_LEAVE_S
 from lmr.integrations.torchrun.identity import Identity
 from lmr.integrations.torchrun.meeting import meet
@@ -24,6 +25,8 @@ from lmr.integrations.torchrun.node import Node
 
 log = structlog.get_logger("lmr.node")
 
+LOOK_S = 0.2
+"""How often an agent that joins looks whether it was told to leave."""
 ANSWER_S = 10.0
 """What the node's loop takes at most for what it can do at once."""
 
@@ -82,14 +85,19 @@ class NodeRuntime:
             script: what the workers run, where that is a file.
 
         Raises:
-            MeetingFailed: the endpoint could not be served or reached.
+            MeetingFailed: the endpoint could not be served or reached, or the agent was told to leave meanwhile.
             AdmissionRefused: the run does not take this agent.
             StoreError: the event log cannot be opened.
         """
         self._thread.start()
         meets = self._config.embedded or self._config.secret is None
         meeting = meet(self._config, cancelled) if meets else None
-        self._do(self._node.enter(local_world_size, meeting, script))
+        entering = asyncio.run_coroutine_threadsafe(self._node.enter(local_world_size, meeting, script), self._loop)
+        while not concurrent.futures.wait([entering], LOOK_S).done:
+            if cancelled():
+                entering.cancel()
+                raise MeetingFailed("told to leave while joining")
+        entering.result()
 
     def arrive(self, generation: int, store: dict[str, Any] | None) -> None:
         """This node is ready to start the generation's workers; slot 0 brings the workers' store."""
