@@ -200,6 +200,16 @@ def test_what_a_run_that_succeeded_left_on_disk_goes_with_it(spill, tmp_path, fo
     assert (tmp_path / "disk" / "test-run").exists() == bool(left)
 
 
+@pytest.mark.parametrize("damage", [cut_off, remove, flip_a_digest])
+def test_damaged_copies_go_with_a_run_that_succeeded_too(spill, make_node, tmp_path, damage) -> None:
+    node = spill(6, 7)
+    damage(*folder_of(tmp_path).glob("*7.slot*.shards"), *folder_of(tmp_path).glob("*7.slot*.json"))
+    again = restart(node, make_node)
+    again.tell({"kind": "close", "forget": True})
+    assert again.vault.wait(10) == 0
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
 def test_damaged_memory_with_a_sound_copy_on_disk(spill) -> None:
     """The plan names the memory: that it failed is said, and the next plan finds the disk untouched."""
     node = spill(7)

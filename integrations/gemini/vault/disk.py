@@ -244,9 +244,12 @@ class DiskTier:
         self._dropped(copy, why)
 
     def clear(self) -> None:
-        """The run has succeeded: nobody will ever want its steps back."""
+        """The run has succeeded: nobody will ever want its steps back, nor what is left of damaged ones."""
         for copy in list(self.copies.values()):
             self.drop(copy, "run_succeeded")
+        for path in self._folder.glob("step-*.slot-*.generation-*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
         for folder in (self._folder, self._folder.parent):
             with contextlib.suppress(OSError):  # another node's, or never made
                 folder.rmdir()
