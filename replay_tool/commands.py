@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lmr.replay_tool.as_json import document, one_line
 from lmr.replay_tool.errors import Usage
+from lmr.replay_tool.outputs import output_path
 from lmr.replay_tool.printing import console, progress
 
 FINE, FOUND = 0, 1
@@ -168,7 +169,8 @@ def report(args: argparse.Namespace) -> int:
     from lmr.replay_tool.report.page import write_report
     from lmr.replay_tool.source import open_source
 
-    written = write_report(open_source(args.log, args.run), Path(args.output))
+    output = output_path(args.output, [args.log])
+    written = write_report(open_source(args.log, args.run), output)
     _say_written(written.output, document(written) if args.json else written.text)
     return FINE
 
@@ -178,9 +180,10 @@ def export(args: argparse.Namespace) -> int:
     from lmr.replay_tool.source import open_source
     from lmr.replay_tool.verbs.export import export as run
 
+    output = output_path(args.output, [args.log])
     log = open_source(args.log, args.run)
     with progress("exporting", log.length) as tell:
-        written = run(log, Path(args.output), form=args.format, redact=args.redact, progress=tell)
+        written = run(log, output, form=args.format, redact=args.redact, progress=tell)
     _say_written(written.output, document(written) if args.json else written.text)
     return FINE
 
@@ -200,7 +203,7 @@ def import_(args: argparse.Namespace) -> int:
             [Path(name) for name in args.files], kind=args.kind, run_id=args.run, nodes=_names(args.nodes),
             standby=_names(args.standby), local_world_size=args.nproc_per_node, year=args.year,
             durable_step=args.durable_step,
-            output=Path(args.output) if args.output else None, into=args.into,
+            output=output_path(args.output, args.files) if args.output else None, into=args.into,
         )  # fmt: skip
     print(document(brought) if args.json else brought.text)
     return FINE

@@ -147,6 +147,11 @@ class SQLite(Dialect):
         """SQLite cannot switch a trigger off."""
         return set(connection.scalars(text("SELECT name FROM sqlite_master WHERE type = 'trigger'")))
 
+    def definitions(self, connection: Connection) -> dict[str, str]:
+        """The statements that views and triggers were made with."""
+        query = "SELECT type || ' ' || name, sql FROM sqlite_master WHERE type IN ('view', 'trigger')"
+        return {str(name): str(sql) for name, sql in connection.execute(text(query))}
+
     def known_ids(self, connection: Connection, run_id: str, event_ids: Sequence[str]) -> Sequence[Any]:
         """One id by the index; many in one statement."""
         if len(event_ids) == 1:

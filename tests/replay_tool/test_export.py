@@ -94,3 +94,34 @@ def test_protobuf_trace_is_valid_by_perfettos_schema(tmp_path: Path, replay: Rep
         depth[event.track_uuid] += {event.TYPE_SLICE_BEGIN: 1, event.TYPE_SLICE_END: -1}.get(event.type, 0)
         assert depth[event.track_uuid] >= 0
     assert not any(depth.values())
+
+
+@pytest.mark.parametrize("verb", [("report",), ("export",), ("export", "--format", "facts")])
+@pytest.mark.parametrize("name", ["run.db", "link.html", "run.db-wal", "sqlite:///run.db"])
+def test_what_is_read_is_never_written_over(tmp_path: Path, replay: Replay, verb: tuple[str, ...], name: str) -> None:
+    """Neither under its own name nor through a link; the log verifies afterwards."""
+    run = tmp_path / "run.db"
+    replay("import", CORPUS / "node-loss.jsonl", "--into", run)
+    (tmp_path / "link.html").symlink_to(run)
+    (tmp_path / "run.db-wal").touch()
+    source = f"sqlite:///{run}" if name.startswith("sqlite") else run
+    ran = replay(verb[0], source, *verb[1:], "-o", tmp_path / name.removeprefix("sqlite:///"))
+    assert (ran.code, "would be replaced; name another file" in ran.err) == (2, True)
+    assert replay("verify", run).code == 0
+
+
+def test_no_database_is_written_over(tmp_path: Path, replay: Replay) -> None:
+    """Another run's log is as dear as this one's."""
+    replay("import", CORPUS / "node-loss.jsonl", "--into", tmp_path / "other.db")
+    for output in ("-o", tmp_path / "other.db"), ("--format", "jsonl", "-o", tmp_path / "other.db"):
+        ran = replay("export", CORPUS / "hang.jsonl", *output)
+        assert (ran.code, "is an SQLite database" in ran.err) == (2, True)
+    assert replay("verify", tmp_path / "other.db").code == 0
+
+
+def test_facts_are_not_written_over_the_artefacts_they_come_from(tmp_path: Path, replay: Replay) -> None:
+    log = tmp_path / "facts.jsonl"
+    replay("export", CORPUS / "hang.jsonl", "--format", "facts", "-o", log)
+    before = log.read_bytes()
+    assert replay("export", log, "-o", log).code == 2
+    assert log.read_bytes() == before

@@ -1,5 +1,7 @@
 """Every released revision, with data in it, becomes the newest one; nothing is lost and every guard stands."""
 
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +127,25 @@ def test_check_names_what_is_wrong(log: EventLog, url: str, harm: str, said: str
     with log.database.write() as connection:
         connection.execute(text(harm))
     assert [line for line in check(url) if said in line] != []
+
+
+def test_check_names_views_and_guards_that_are_not_this_versions(tmp_path: Path) -> None:
+    """Whoever can write an SQLite file can have a view say anything, and a guard guard nothing."""
+    path = tmp_path / "events.db"
+    open_log(path).close()
+    assert check(path) == []
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.executescript(
+            "DROP VIEW audit_rejected; CREATE VIEW audit_rejected AS SELECT 'made up' AS reason;"
+            "DROP TRIGGER events_no_delete;"
+            "CREATE TRIGGER events_no_delete BEFORE DELETE ON events BEGIN SELECT 1; END;"
+            "CREATE VIEW audit_more AS SELECT 1;"
+        )
+    assert sorted(check(path)) == [
+        "trigger events_no_delete is not this version's",
+        "view audit_more is none of ours",
+        "view audit_rejected is not this version's",
+    ]
 
 
 def test_check_names_every_guard_that_is_off(log: EventLog, url: str) -> None:
