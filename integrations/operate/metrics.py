@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
+    if not 0 <= args.port <= 65535:
+        print(f"lmr metrics: --port {args.port}: must be 0 to 65535", file=sys.stderr)
+        return 2
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:

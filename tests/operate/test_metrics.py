@@ -142,6 +142,11 @@ def test_without_the_package_the_cure_is_said(recorded, monkeypatch, capsys) -> 
     assert capsys.readouterr().err == "lmr metrics: pip install 'lm-resiliency-engine[metrics]' first\n"
 
 
+def test_a_port_that_is_none_is_one_line(recorded, capsys) -> None:
+    assert lmr(["metrics", "--log", recorded("node-loss"), "--port", "99999"]) == 2
+    assert capsys.readouterr().err == "lmr metrics: --port 99999: must be 0 to 65535\n"
+
+
 def test_a_log_that_is_not_there_is_one_line(tmp_path: Path, capsys) -> None:
     assert lmr(["metrics", "--log", str(tmp_path / "none.db"), "--port", "0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
