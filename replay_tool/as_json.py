@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from lmr.replay_tool.standard_output import is_unicode
+
 
 def plain(value: object) -> Any:
     """`value` as dicts, lists, strings, ints, bools and None; dataclass fields named `_...` stay inside."""
@@ -34,9 +36,9 @@ def plain(value: object) -> Any:
 
 def one_line(value: object) -> str:
     """`value` as one line of JSON with sorted keys kept in their declared order."""
-    return json.dumps(plain(value), ensure_ascii=False, separators=(", ", ": "))
+    return json.dumps(plain(value), ensure_ascii=not is_unicode(), separators=(", ", ": "))
 
 
 def document(value: object) -> str:
     """`value` as an indented JSON document."""
-    return json.dumps(plain(value), ensure_ascii=False, indent=2)
+    return json.dumps(plain(value), ensure_ascii=not is_unicode(), indent=2)

@@ -30,7 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
         + EXIT_CODES.format(found=" (a fault, a difference, a changed decision)"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"lmr-replay {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"lmr-replay {__version__}", help="print the version and exit"
+    )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True, dest="verb")
     for name, page in PAGES.items():
         _add(verbs, name, page)

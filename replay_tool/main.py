@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 from lmr.replay_tool.command_line import Command, build_parser
 from lmr.replay_tool.errors import ReplayError
+from lmr.replay_tool.standard_output import READER_WENT, give_up_unwritten, replace_unknown_characters
 
 FINE, FOUND, CANNOT_READ, INTERRUPTED = 0, 1, 2, 130
 
@@ -17,25 +17,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 all is fine, 1 something was found (a fault, a difference, a changed decision), 2 the input cannot be read or
-        the question makes no sense. A refusal is one line on stderr.
+        the question makes no sense, 130 interrupted, 141 the reader of the output went away. A refusal is one line on
+        stderr.
     """
+    replace_unknown_characters()
     args = build_parser().parse_args(argv)
     command: Command = args.command
     try:
         code = command(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader went away (`| head`): no fault of ours, and nobody to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
+    except BrokenPipeError:  # the reader went away (`| head`): nobody to tell, and 0 or 1 would be an answer
+        give_up_unwritten()
+        return READER_WENT
     except KeyboardInterrupt:
         return INTERRUPTED
     except ReplayError as error:
         return _refuse(str(error))
     except (OSError, MemoryError) as error:
-        return _refuse(
-            f"{getattr(error, 'filename', None) or 'lmr-replay'}: {getattr(error, 'strerror', None) or error}"
-        )
+        give_up_unwritten()
+        where = getattr(error, "filename", None)
+        return _refuse((f"{where}: " if where else "") + str(getattr(error, "strerror", None) or error))
     except Exception as error:
         if _is_ours(error):
             return _refuse(str(error))

@@ -11,6 +11,8 @@ from typing import IO, TextIO, cast
 
 from rich.console import Console
 
+from lmr.replay_tool.standard_output import PlainConsole
+
 DEFAULT_COLUMNS = 120
 Progress = Callable[[int], None]
 """Told how far some long work is."""
@@ -26,7 +28,7 @@ def console() -> Console:
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) > 0 else None if watched else DEFAULT_COLUMNS
     file = sys.stdout if watched else cast("IO[str]", _Trimmed(sys.stdout))
-    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+    return PlainConsole(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
 class _Trimmed:

@@ -179,6 +179,8 @@ def _replay_parser() -> argparse.ArgumentParser:
 
 def _verbs(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
     for action in parser._actions:
+        if isinstance(action, argparse._VersionAction):
+            yield [f"`{action.option_strings[0]}`", "", cell(action.help or "")]
         if isinstance(action, argparse._SubParsersAction):
             summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for verb, sub in action.choices.items():

@@ -8,8 +8,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Column, Table
+
+from lmr.replay_tool.standard_output import PlainConsole
 
 PARTS = {
     "recovery": "lmr.integrations.operate.recovery_bench",
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
                 print(json.dumps({"part": part, **row}), flush=True)
         else:
             for table in tables(part, rows):
-                Console(width=None if sys.stdout.isatty() else FILE_COLUMNS, soft_wrap=True).print(table)
+                PlainConsole(width=None if sys.stdout.isatty() else FILE_COLUMNS, soft_wrap=True).print(table)
         sys.stdout.flush()
     return 0
 

@@ -28,6 +28,7 @@ from lmr.integrations.faults.runner import trainer_environ
 from lmr.integrations.operate.cluster import Cluster, ClusterFailed
 from lmr.integrations.operate.final_state import differences, last_losses, newest_step
 from lmr.integrations.operate.phases import Recovery, recoveries
+from lmr.replay_tool.standard_output import PlainConsole
 
 TRAINING = Path(__file__).with_name("training_example.py")
 RANKS = 4
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 when everything held, 1 with the reason otherwise."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = PlainConsole(highlight=False, soft_wrap=True)
     if args.steps < 60:
         console.print("lmr demo: --steps must be at least 60: three failures and a recovery after each need room")
         return 2

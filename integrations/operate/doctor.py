@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from rich.console import Console
-
 from lmr.integrations.operate import doctor_machine, doctor_run
 from lmr.integrations.operate.finding import Finding
+from lmr.replay_tool.standard_output import PlainConsole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print every finding; 0 when all are fine, 1 otherwise."""
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = PlainConsole(highlight=False, soft_wrap=True, markup=False)
     bad = 0
     for finding in findings(args.log, args.endpoint, args.worker_config):
         console.print("ok   " if finding.fine else "bad  ", style="green" if finding.fine else "red", end="")

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from lmr import __version__
+from lmr.replay_tool.standard_output import READER_WENT, give_up_unwritten, replace_unknown_characters
+
 VERBS = {
     "demo": "the closed loop on this machine: kill a worker, kill a machine, flip a bit, and training goes on",
     "inject": "run a command with real faults in it, for tests and drills",
@@ -34,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="lmr",
         description="Operate closed-loop recovery for torchrun training. Offline analysis: lmr-replay.",
     )
+    parser.add_argument("--version", action="version", version=f"lmr {__version__}", help="print the version and exit")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, summary in VERBS.items():
         module = importlib.import_module(f"lmr.integrations.operate.{_module(verb)}")
@@ -50,16 +54,27 @@ def _module(verb: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Returns its exit code: 0 fine, 1 found or failed, 2 cannot be done.
+    """Run one verb. Returns its exit code: 0 fine, 1 found or failed, 2 cannot be done, 141 nobody reads the output.
 
     Told to end by SIGINT or SIGTERM, a verb first ends what it started: agents of a demo or a benchmark.
     """
+    replace_unknown_characters()
     args = build_parser().parse_args(argv)
     before = signal.signal(signal.SIGTERM, _end)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `| head`: 0 or 1 would say something of the run
+        give_up_unwritten()
+        return READER_WENT
+    except OSError as error:
+        give_up_unwritten()
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"lmr {args.verb}: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
     finally:
         signal.signal(signal.SIGTERM, before)
 

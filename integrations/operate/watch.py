@@ -8,12 +8,13 @@ import sys
 import time
 from dataclasses import asdict
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
 from lmr.integrations.operate.runs import RunNotChosen, chosen_run
 from lmr.integrations.operate.standing import Follower, Standing
+from lmr.replay_tool.standard_output import PlainConsole
 from lmr.store import LogUnavailable, StoreError, open_log
 
 REFRESH_S = 1.0
@@ -50,7 +51,7 @@ def _status(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(asdict(standing), indent=2))
         else:
-            Console(soft_wrap=True).print(render(standing, log.now_ms()))
+            PlainConsole(soft_wrap=True).print(render(standing, log.now_ms()))
     if not args.exit_code:
         return 0
     if not args.json:
@@ -63,7 +64,7 @@ def _watch(args: argparse.Namespace) -> int:
         run_id = chosen_run(log, args.run_id)
         follower = Follower()
         now_ms = log.now_ms()
-        with Live(refresh_per_second=4, console=Console()) as live:
+        with Live(refresh_per_second=4, console=PlainConsole()) as live:
             while True:
                 outage = None
                 try:
