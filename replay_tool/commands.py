@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmr.replay_tool.as_json import document, one_line
 from lmr.replay_tool.errors import Usage
 from lmr.replay_tool.outputs import output_path
 from lmr.replay_tool.printing import console, progress
 
-FINE, FOUND = 0, 1
+if TYPE_CHECKING:
+    from lmr.engine.policy import RecoveryPolicy
+
+FINE, FOUND, CANNOT_READ = 0, 1, 2
 
 ARTEFACT_KINDS = ("torchelastic", "agent-log", "collective", "flight-recorder", "kernel", "nvrx", "sacct")
 
@@ -74,11 +78,10 @@ def _fields(value: object) -> dict[str, object]:
 
 def decide(args: argparse.Namespace) -> int:
     """`lmr-replay decide`."""
-    from lmr.replay_tool.policy_file import read_policy
     from lmr.replay_tool.screens import decide as screen
     from lmr.replay_tool.verbs.decide import decide as run
 
-    policy = read_policy(Path(args.policy)) if args.policy else None
+    policy = _policy(args.policy) if args.policy else None
     found = run(args.facts, policy=policy)
     if args.into:
         from lmr.replay_tool.keeping import keep_records
@@ -134,6 +137,8 @@ def bisect(args: argparse.Namespace) -> int:
     from lmr.replay_tool.source import open_source
     from lmr.replay_tool.verbs.bisect import bisect as run
 
+    if args.limit < 1:
+        raise Usage(f"bisect: --limit {args.limit}: must be 1 or more")
     with progress("replaying", args.limit) as tell:
         found = run(open_source(args.log, args.run), args.plan, limit=args.limit, progress=tell)
     if args.json:
@@ -145,13 +150,12 @@ def bisect(args: argparse.Namespace) -> int:
 
 def whatif(args: argparse.Namespace) -> int:
     """`lmr-replay whatif`."""
-    from lmr.replay_tool.policy_file import read_policy
     from lmr.replay_tool.screens import whatif as screen
     from lmr.replay_tool.verbs.whatif import logs_in, whatif_all
 
     if args.policy is None and not args.without:
         raise Usage("whatif: give --policy FILE.toml, --without SEQ, or both")
-    policy = read_policy(Path(args.policy)) if args.policy else None
+    policy = _policy(args.policy) if args.policy else None
     paths = logs_in(args.logs)
     if args.without and len(paths) != 1:
         raise Usage("whatif: --without names a seq of one log")
@@ -161,6 +165,8 @@ def whatif(args: argparse.Namespace) -> int:
         print(document(found))
     else:
         screen.show(found, console())
+    if found.unreadable:
+        return CANNOT_READ
     return FOUND if found.changed else FINE
 
 
@@ -193,6 +199,11 @@ def import_(args: argparse.Namespace) -> int:
     from lmr.replay_tool.verbs.importing import import_artefacts, import_log, is_log
 
     if is_log(args.files, args.kind):
+        if args.output is not None:
+            raise Usage(
+                f"import: {args.files[0]} is a log of ours, and -o is for the facts found in artefacts; "
+                "say --into URL, or: lmr-replay export --format facts -o FACTS.jsonl"
+            )
         if args.into is None:
             raise Usage("import: say --into URL")
         brought = import_log(args.files[0], args.into, run_id=args.run)
@@ -211,7 +222,6 @@ def import_(args: argparse.Namespace) -> int:
 
 def simulate(args: argparse.Namespace) -> int:
     """`lmr-replay simulate`."""
-    from lmr.replay_tool.policy_file import read_policy
     from lmr.replay_tool.screens import simulate as screen
     from lmr.replay_tool.verbs.simulate import simulate as run
 
@@ -222,7 +232,7 @@ def simulate(args: argparse.Namespace) -> int:
         seed=args.seed,
         standbys=args.standby,
         repair_hours=args.repair_hours,
-        policies={name: read_policy(Path(name)) for name in args.policy},
+        policies={name: _policy(name) for name in args.policy},
     )
     if args.json:
         print(document(found))
@@ -237,6 +247,16 @@ def completion(args: argparse.Namespace) -> int:
 
     print(script(args.shell), end="")
     return FINE
+
+
+def _policy(name: str) -> RecoveryPolicy:
+    from lmr.replay_tool.policy_file import read_policy, unchecked_keys
+
+    policy = read_policy(Path(name))
+    if unchecked := unchecked_keys(Path(name)):
+        said = f"{name}: not checked here: {', '.join(unchecked)}; `lmr doctor --worker-config {name}` does"
+        print(f"lmr-replay: note: {said}", file=sys.stderr)
+    return policy
 
 
 def _names(text: str | None) -> list[str]:

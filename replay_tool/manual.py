@@ -78,7 +78,9 @@ PAGES = {
         "the same facts under another policy, or without some of them",
         "Decides the recorded facts again under another policy or without some facts, and compares: which decisions "
         "change, and what that means in steps lost, standbys used and recovery time (from the log's own recoveries). "
-        "Where the future depends on what never happened it says `unknown from here` and stops.",
+        "Where the future depends on what never happened it says `unknown from here` and stops. Of several logs, one "
+        "that cannot be read is passed over, and the exit code is 2. Of a worker policy only [recovery] is looked at; "
+        "`lmr doctor --worker-config` checks the rest.",
         (
             "lmr-replay whatif events.db --policy new.toml",
             "lmr-replay whatif events.db --without 57 --json",

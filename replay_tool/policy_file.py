@@ -37,7 +37,20 @@ def read_policy(path: Path) -> RecoveryPolicy:
     try:
         return RecoveryPolicy.from_table(table)
     except PolicyInvalid as error:
-        raise PolicyFileInvalid(f"{path}: [recovery] {error.key}: {error.why}") from error
+        if error.key not in RecoveryPolicy.model_fields:
+            allowed = ", ".join(sorted(RecoveryPolicy.model_fields))
+            raise PolicyFileInvalid(f"{path}: unknown key 'recovery.{error.key}'; allowed: {allowed}") from error
+        given, allowed = table[error.key], error.why.replace("Input should be ", "")
+        raise PolicyFileInvalid(f"{path}: key 'recovery.{error.key}' is {given!r}; allowed: {allowed}") from error
+
+
+def unchecked_keys(path: Path) -> list[str]:
+    """The keys of a worker policy that the engine does not know, and whose values `read_policy` does not look at.
+
+    Raises:
+        Unreadable, PolicyFileInvalid: see `read_policy`.
+    """
+    return sorted(set(_toml(path)) & (_WORKER_KEYS - {"schema_version", "recovery"}))
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -56,10 +69,10 @@ def _table(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(document) - _WORKER_KEYS)
     if unknown:
         known = ", ".join(sorted(_WORKER_KEYS))
-        raise PolicyFileInvalid(f"{path}: {unknown[0]}: unknown key; a worker policy has {known}")
+        raise PolicyFileInvalid(f"{path}: unknown key '{unknown[0]}'; allowed: {known}")
     if document.get("schema_version", 1) != 1:
-        raise PolicyFileInvalid(f"{path}: schema_version: {document['schema_version']!r} is not 1")
+        raise PolicyFileInvalid(f"{path}: key 'schema_version' is {document['schema_version']!r}; allowed: 1")
     table = document.get("recovery", {})
     if not isinstance(table, dict):
-        raise PolicyFileInvalid(f"{path}: recovery: must be a table")
+        raise PolicyFileInvalid(f"{path}: key 'recovery' is {table!r}; allowed: a table")
     return table

@@ -21,7 +21,9 @@ def show(found: Bisected, console: Console) -> None:
         console.print(Text(f"  {_fact(found.flipped_by, found.start_ms)}"))
         console.print(Text(f"  before it: {found.flipped_by.instead}"))
         console.print()
-    if not found.smallest:
+    if not found.smallest and not found.complete:
+        console.print(Text("The limit ended the search before it found a set of facts that changes it.", style="bold"))
+    elif not found.smallest:
         console.print(Text("No set of facts that may be left out changes it.", style="bold"))
     elif found.single:
         console.print(Text("Without any one of these it would have been another", style="bold"))

@@ -9,17 +9,22 @@ import re
 from dataclasses import dataclass
 
 from lmr.engine.certification import certified
+from lmr.engine.events import NodeJoined
 from lmr.engine.plan import Plan
 from lmr.engine.reduce import apply
 from lmr.engine.snapshots import Snapshot
 from lmr.engine.state import Node, State
 from lmr.engine.steps import StepChooser
+from lmr.replay_tool.errors import NotInLog
 from lmr.replay_tool.reasons import because
 from lmr.replay_tool.sentences import count, listing, numbers
 from lmr.replay_tool.source import Log
 from lmr.replay_tool.verbs.explain import Explanation
 
+_STEP = re.compile(r"step[= ]?(\d+)")
 ACTIONS = ("restart", "replace", "hold", "halt", "start")
+SHOWN_NODES = 8
+"""How many names a refusal lists."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,12 @@ def why_not(log: Log, told: Explanation, option: str) -> WhyNot:
         log: where the plan is recorded.
         told: the plan, explained.
         option: an action, `step=1243`, or a node's name.
+
+    Raises:
+        NotInLog: it is none of these; the message says what is allowed.
     """
     named = option.strip()
-    step = re.fullmatch(r"step[= ]?(\d+)", named)
+    step = _STEP.fullmatch(named)
     wanted = f"step {step[1]}" if step else named
     quoted = [item for item in told.rejected if _same(item.option, wanted)]
     plan = told.plan
@@ -51,11 +59,22 @@ def why_not(log: Log, told: Explanation, option: str) -> WhyNot:
     elif named in ACTIONS:
         answer = _about_action(named, plan, state)
     else:
+        if not quoted and named not in state.nodes:
+            _check_node(log, named)
         answer = _about_node(named, plan, state)
     lines = [f"The plan rejected {item.option}: {item.text}." for item in quoted]
     seen = {line.lower() for line in lines}
     lines += [line for line in answer if line.lower() not in seen]
     return WhyNot(wanted, bool(quoted), tuple(lines), tuple(seq for item in quoted for seq in item.evidence))
+
+
+def _check_node(log: Log, named: str) -> None:
+    """Refuses what is no node of the run, so that a slip of the pen is not answered as one."""
+    nodes = {record.event.data.node for record in log.records() if isinstance(record.event.data, NodeJoined)}
+    if named not in nodes:
+        allowed = [*ACTIONS, "step=NUMBER", *sorted(nodes)[:SHOWN_NODES]]
+        more = ", ..." if len(nodes) > SHOWN_NODES else ""
+        raise NotInLog(f"{log.where}: --why-not {named!r}: allowed: {', '.join(allowed)}{more}")
 
 
 def state_before(log: Log, seq: int) -> State:

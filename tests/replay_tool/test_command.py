@@ -161,11 +161,11 @@ def test_facts_of_unknown_types_are_kept_and_reported(tmp_path: Path, replay: Re
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[recovery]\nsettle_mss = 3\n", "settle_mss"),
-        ("[recovery]\nsettle_ms = 'soon'\n", "settle_ms"),
+        ("[recovery]\nsettle_mss = 3\n", "unknown key 'recovery.settle_mss'; allowed: blame_window_s, "),
+        ("[recovery]\nsettle_ms = 'soon'\n", "key 'recovery.settle_ms' is 'soon'; allowed: a valid integer"),
         ("[recovery\n", "not TOML"),
         ("[recovery]\n[reccovery]\nx = 1\n", "reccovery"),
-        ("schema_version = 2\n[recovery]\n", "schema_version"),
+        ("schema_version = 2\n[recovery]\n", "key 'schema_version' is 2; allowed: 1"),
     ],
 )
 def test_a_policy_with_a_mistake(text: str, said: str, tmp_path: Path, replay: Replay) -> None:
@@ -175,6 +175,55 @@ def test_a_policy_with_a_mistake(text: str, said: str, tmp_path: Path, replay: R
     found = one_line(replay, "whatif", NODE_LOSS, "--policy", path)
     assert said in found
     assert "policy.toml" in found
+
+
+def test_a_policy_says_which_of_its_keys_nobody_looked_at(tmp_path: Path, replay: Replay) -> None:
+    """The engine's own table is checked; what belongs to capturing and checking is left to `lmr doctor`."""
+    path = tmp_path / "worker.toml"
+    path.write_text("schema_version = 1\ninterval = 5\n[checkpoint]\nreplicaz = 1\n[recovery]\nsettle_ms = 300\n")
+    said = (
+        f"lmr-replay: note: {path}: not checked here: checkpoint, interval; `lmr doctor --worker-config {path}` does\n"
+    )
+    assert replay("whatif", NODE_LOSS, "--policy", path).err == said
+    path.write_text("schema_version = 1\n[recovery]\nsettle_ms = 300\n")
+    assert replay("whatif", NODE_LOSS, "--policy", path).err == ""
+
+
+def test_a_log_among_several_that_cannot_be_read_is_exit_code_2(tmp_path: Path, replay: Replay) -> None:
+    """The others are answered all the same."""
+    policy = tmp_path / "same.toml"
+    policy.write_text("[recovery]\n")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "a.jsonl").write_bytes(NODE_LOSS.read_bytes())
+    (logs / "b.jsonl").write_text("no log")
+    ran = replay("whatif", logs, "--policy", policy)
+    assert ran.code == 2
+    assert "1 log could not be read" in ran.out
+    assert "0 of 2 logs change" in ran.out
+
+
+def test_a_bisection_that_was_cut_short_claims_nothing(replay: Replay) -> None:
+    """With replays for a few facts only, nothing is said about the others."""
+    ran = replay("bisect", NODE_LOSS, "last", "--limit", "1")
+    assert ran.code == 0
+    assert "No set of facts" not in ran.out
+    assert "The limit ended the search" in ran.out
+
+
+def test_what_is_no_option_is_answered_with_what_is(replay: Replay) -> None:
+    for option in ("step=abc", "foo", ""):
+        said = one_line(replay, "explain", NODE_LOSS, "last", "--why-not", option)
+        assert f"--why-not {option!r}: allowed: restart, replace, hold, halt, start, step=NUMBER, node-1, " in said
+
+
+def test_a_log_of_ours_has_no_facts_to_find(tmp_path: Path, replay: Replay) -> None:
+    bundle = tmp_path / "run.lmrb.gz"
+    replay("export", NODE_LOSS, "-o", bundle)
+    for more in ((), ("--into", tmp_path / "copy.db")):
+        said = one_line(replay, "import", bundle, "-o", tmp_path / "facts.jsonl", *more)
+        assert "-o is for the facts found in artefacts" in said
+        assert "export --format facts" in said
 
 
 def test_a_damaged_bundle(tmp_path: Path, replay: Replay) -> None:
@@ -208,6 +257,7 @@ def test_several_runs_need_a_name(tmp_path: Path, replay: Replay) -> None:
         ("whatif", NODE_LOSS), ("whatif", NODE_LOSS, "--without", "999"), ("bisect", NODE_LOSS, "nope"),
         ("report", NODE_LOSS, "-o", "/nowhere/at/all.html"), ("export", NODE_LOSS, "-o", "/nowhere/at/all.csv"),
         ("export", NODE_LOSS, "--redact", "-o", "x.csv"), ("import", NODE_LOSS),
+        ("bisect", NODE_LOSS, "last", "--limit", "0"), ("bisect", NODE_LOSS, "last", "--limit", "-5"),
     ],
     ids=lambda words: " ".join(getattr(word, "name", word) for word in words),
 )  # fmt: skip
