@@ -90,10 +90,21 @@ def test_the_last_migration_makes_the_tables_the_queries_use(log: EventLog) -> N
         assert set(AUDIT_VIEWS) <= set(found.get_view_names())
 
 
-def test_upgrading_twice_changes_nothing(url: str) -> None:
-    assert upgrade(url)[0].standing == "empty"
-    assert upgrade(url)[0].standing == "current"
-    assert current(url).standing == "current"
+def test_upgrading_twice_changes_nothing(postgres_url: str) -> None:
+    """An empty PostgreSQL schema gets the tables."""
+    assert upgrade(postgres_url)[0].standing == "empty"
+    assert upgrade(postgres_url)[0].standing == "current"
+    assert current(postgres_url).standing == "current"
+
+
+def test_upgrading_makes_no_sqlite_file(tmp_path: Path) -> None:
+    """A mistyped path makes neither folder nor file, and an empty file of another kind stays one."""
+    with pytest.raises(LogUnavailable, match="no such file"):
+        upgrade(tmp_path / "typo" / "evnets.db")
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(LogUnavailable, match="holds no event log"):
+        upgrade(tmp_path / "empty.jsonl")
+    assert [(item.name, item.stat().st_size) for item in tmp_path.iterdir()] == [("empty.jsonl", 0)]
 
 
 def test_a_migration_that_fails_has_not_happened(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
