@@ -127,11 +127,13 @@ def _whatif(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE.html", required=True, help="the file to write")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.html", required=True, help="the file to write; - is standard output"
+    )
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file to write")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the file; - is standard output")
     parser.add_argument(
         "--format", choices=("bundle", "jsonl", "facts", "csv", "perfetto"), default=None,
         help="default: by the file's name (.jsonl, .csv, .json), else bundle; facts: JSONL without decisions",

@@ -6,6 +6,7 @@ It may run what is in it and load nothing (its content security policy says so):
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -44,17 +45,20 @@ class Report:
 
 
 def write_report(log: Log, output: Path) -> Report:
-    """Writes the report of `log` to `output`.
+    """Writes the report of `log` to `output`; `-` is standard output.
 
     Raises:
         Usage: the file cannot be written.
     """
     content = gather(log)
     page = render(content).encode("utf-8")
-    try:
-        output.write_bytes(page)
-    except OSError as error:
-        raise Usage(f"{output}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+    if str(output) == "-":
+        sys.stdout.buffer.write(page)
+    else:
+        try:
+            output.write_bytes(page)
+        except OSError as error:
+            raise Usage(f"{output}: cannot be written: {(error.strerror or str(error)).lower()}") from error
     history = content.history
     return Report(
         str(output), len(page), history.run_id, len(history.incidents), len(history.plans), len(history.nodes),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +63,7 @@ def export(
 
     Args:
         log: what to write.
-        output: the file; `-` writes JSONL or CSV to standard output.
+        output: the file; `-` is standard output.
         form: `bundle`, `jsonl`, `facts`, `csv` or `perfetto`; None: by the file's name, else a bundle.
         redact: bundle only: addresses, hosts and error texts are replaced, the same ones by the same words.
         progress: told the seq now and then.
@@ -74,13 +77,24 @@ def export(
     if form == "bundle":
         from lmr.replay_tool.bundles import write_bundle
 
-        records = write_bundle(log, output, redact=redact)
+        records = _bundle_to_stdout(log, redact) if str(output) == "-" else write_bundle(log, output, redact=redact)
     elif form == "perfetto":
         records = _trace(log, output)
     else:
         records = _rows(log, output, form, progress)
     size = output.stat().st_size if str(output) != "-" and output.is_file() else 0
     return Exported(str(output), form, log.run_id, records, size, redact)
+
+
+def _bundle_to_stdout(log: Log, redact: bool) -> int:
+    from lmr.replay_tool.bundles import write_bundle
+
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "run.lmrb"
+        records = write_bundle(log, whole, redact=redact)
+        with whole.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+    return records
 
 
 def _form_of(output: Path) -> str:
@@ -92,7 +106,14 @@ def _form_of(output: Path) -> str:
 def _written(output: Path, mode: str) -> Iterator[IO[Any]]:
     """The output under a name of its own until it is whole, so that a broken export leaves no half file."""
     if str(output) == "-":
-        yield sys.stdout.buffer if "b" in mode else sys.stdout
+        if "b" in mode:
+            yield sys.stdout.buffer
+            return
+        text = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="")
+        try:
+            yield text
+        finally:
+            text.detach()
         return
     part = output.with_name(f".{output.name}.{os.getpid()}.part")
     options = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}

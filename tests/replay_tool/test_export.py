@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,6 +24,25 @@ def test_jsonl_round_trip_is_byte_identical(path: Path, tmp_path: Path, replay: 
     replay("import", tmp_path / "run.lmrb.gz", "--into", tmp_path / "b.db")
     assert replay("export", tmp_path / "b.db", "-o", tmp_path / "back.jsonl").code == 0
     assert (tmp_path / "back.jsonl").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("form", ["bundle", "jsonl", "facts", "csv", "perfetto"])
+def test_standard_output_gets_what_a_file_gets(form: str, tmp_path: Path) -> None:
+    """Byte for byte, whatever the output's encoding is; the line about it goes to standard error."""
+    log, file = CORPUS / "node-loss.jsonl", tmp_path / "run"
+    command = [sys.executable, "-m", "lmr.replay_tool.main", "export", str(log), "--format", form, "-o"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    piped = subprocess.run([*command, "-"], capture_output=True, env=env, timeout=60, cwd=tmp_path)
+    assert piped.returncode == 0
+    assert piped.stderr.startswith(f"-: {form} of run node-loss".encode())
+    subprocess.run([*command, str(file)], capture_output=True, timeout=60, check=True)
+    if form == "bundle":  # its header says when it was made
+        file.write_bytes(piped.stdout)
+        whole = subprocess.run([*command[:3], "verify", str(file)], capture_output=True, timeout=60)
+        assert whole.returncode == 0
+    else:
+        assert piped.stdout == file.read_bytes()
+    assert [item.name for item in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_redacted_bundle_hides_names_and_still_verifies(tmp_path: Path, replay: Replay) -> None:

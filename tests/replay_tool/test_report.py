@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +46,12 @@ def test_the_page_is_one_file_that_loads_nothing(page: Path) -> None:
     for loading in ("http://", "https://", "src=", "@import", "url(h", "<link"):
         assert loading not in body
     assert "blamed" in text.partition("<noscript>")[0]
+
+
+def test_standard_output_gets_the_same_page(page: Path) -> None:
+    command = [sys.executable, "-m", "lmr.replay_tool.main", "report", str(CORPUS / "lemon-node.jsonl"), "-o", "-"]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=True)
+    assert done.stdout == page.read_bytes()
 
 
 def test_hostile_words_stay_words(tmp_path: Path, replay: Replay) -> None:
