@@ -132,11 +132,11 @@ def _from_database(address: str, run_id: str, output: Path, redact: bool) -> int
     try:
         source = open_log(address, create=False, read_only=True)
     except StoreError as error:
-        raise Unreadable(address, clause(error)) from error
+        raise Unreadable(address, clause(error, address)) from error
     try:
         return export_bundle(source, run_id, output, redact=redact).events
     except StoreError as error:
-        raise Unreadable(address, clause(error)) from error
+        raise Unreadable(address, clause(error, address)) from error
     finally:
         source.close()
 
@@ -152,6 +152,6 @@ def restore_bundle(path: Path, into: str) -> tuple[str, int]:
         found = import_bundle(target, path)
         return found.run_id, found.events
     except StoreError as error:
-        raise Unreadable(str(path), clause(error).removeprefix(f"{path}: ")) from error
+        raise Unreadable(str(path), clause(error, str(path))) from error
     finally:
         target.close()

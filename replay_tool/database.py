@@ -118,13 +118,14 @@ class _named:  # noqa: N801 - a context manager used like a function
         if isinstance(error, StateUnreadable):
             raise Unreadable(self.shown, f"the state sealed with the archive: {error}") from error
         if isinstance(error, StoreError | SQLAlchemyError):
-            raise Unreadable(self.shown, clause(error)) from error
+            raise Unreadable(self.shown, clause(error, self.shown)) from error
 
 
-def clause(error: BaseException) -> str:
-    """The first line of a database error, without SQLAlchemy's background link."""
+def clause(error: BaseException, where: str) -> str:
+    """The first line of a database error, without SQLAlchemy's background link, and without `where` in front."""
     text = str(getattr(error, "orig", None) or error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    first = text.splitlines()[0] if text else type(error).__name__
+    return first.removeprefix(f"{where}: ").removeprefix(f"sqlite:///{where}: ")
 
 
 def shown_address(where: str) -> str:
@@ -155,4 +156,4 @@ def open_readonly(where: str) -> Reader:
             shown, f"the driver {error.name} is not installed (pip install 'lm-resiliency-engine[postgres]')"
         ) from error
     except (StoreError, SQLAlchemyError) as error:
-        raise Unreadable(shown, clause(error)) from error
+        raise Unreadable(shown, clause(error, shown)) from error

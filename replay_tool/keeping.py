@@ -23,7 +23,7 @@ def open_for_import(into: str) -> EventLog:
     try:
         return open_log(into, create=True)
     except (StoreError, SQLAlchemyError) as error:
-        raise Unreadable(shown_address(into), clause(error)) from error
+        raise Unreadable(shown_address(into), clause(error, shown_address(into))) from error
     except ModuleNotFoundError as error:
         raise Unreadable(shown_address(into), f"the driver {error.name} is not installed") from error
 
@@ -51,7 +51,7 @@ def keep_records(records: Iterable[Record], into: str) -> Head:
     except LogCorrupt as error:
         raise LogBroken("what was to be written", error.seq, f"{error.what}; nothing was written") from error
     except (StoreError, SQLAlchemyError) as error:
-        raise Unreadable(shown_address(into), clause(error)) from error
+        raise Unreadable(shown_address(into), clause(error, shown_address(into))) from error
     finally:
         log.close()
 

@@ -15,9 +15,10 @@ from typing import Literal
 from lmr.engine.record import Record
 from lmr.engine.state import State
 from lmr.replay_tool import jsonl
-from lmr.replay_tool.errors import NotInLog, Unreadable
+from lmr.replay_tool.errors import NotInLog, Unreadable, Usage
 
 Kind = Literal["database", "records", "facts", "bundle"]
+LOGS = "a SQLAlchemy URL, a SQLite file, a JSONL file or a bundle"
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
@@ -80,7 +81,10 @@ def open_source(where: str, run_id: str | None = None) -> Log:
     Raises:
         Unreadable: no such file, a foreign or newer database, an unreachable server, not a log.
         NotInLog: the run is not there, or several are and none was named.
+        Usage: the name is empty, or `-`.
     """
+    if where in ("", "-"):
+        raise Usage(f"{where!r} names no log: say {LOGS}; a log is read more than once, so not standard input")
     if "://" in where:
         return _from_database(where, run_id)
     path = Path(where)

@@ -78,6 +78,17 @@ def test_a_file_that_is_not_there(tmp_path: Path, replay: Replay) -> None:
     assert one_line(replay, "verify", tmp_path / "no.db").endswith("no.db: no such file or directory")
 
 
+@pytest.mark.parametrize("name", ["", "-"])
+def test_a_name_that_is_none(name: str, replay: Replay) -> None:
+    for words in (("verify", name), ("import", name, "--into", "x.db")):
+        assert one_line(replay, *words).startswith(f"{name!r} names no log: say a SQLAlchemy URL, ")
+
+
+def test_a_place_is_named_once(tmp_path: Path, replay: Replay) -> None:
+    assert one_line(replay, "verify", f"sqlite:///{tmp_path}/no.db") == f"sqlite:///{tmp_path}/no.db: no such file"
+    assert one_line(replay, "import", NODE_LOSS, "--into", tmp_path) == f"{tmp_path}: is a folder, not a file"
+
+
 def test_an_empty_file(tmp_path: Path, replay: Replay) -> None:
     (tmp_path / "empty").touch()
     assert one_line(replay, "verify", tmp_path / "empty").endswith("is empty")
