@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from lmr.engine.errors import StateUnreadable
+from lmr.integrations.operate.runs import RunNotChosen, chosen_run
 from lmr.store import StoreError, open_log
 from lmr.store.archived import archive_through
 from lmr.store.upgrading import check, current, upgrade
@@ -16,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `lmr db`."""
     parser.add_argument("what", choices=("upgrade", "current", "check", "archive"))
     parser.add_argument("log", metavar="LOG", help="SQLAlchemy URL or SQLite path")
-    parser.add_argument("--run-id", metavar="ID", help="archive: the run, when the log holds several")
+    parser.add_argument("--run", metavar="ID", dest="run_id", help="archive: the run, when the log holds several")
+    parser.add_argument("--run-id", dest="run_id", help=argparse.SUPPRESS)
     parser.add_argument("--through", metavar="SEQ", type=int, help="archive: the last record to move")
     parser.add_argument("-o", "--output", metavar="FILE", help="archive: the bundle to write; .gz compresses it")
 
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             return 1
         else:
             print("the schema is whole and current")
-    except (StoreError, StateUnreadable) as error:
+    except (StoreError, StateUnreadable, RunNotChosen) as error:
         print(f"lmr db: {error}", file=sys.stderr)
         return 2
     return 0
@@ -54,11 +56,7 @@ def _archive(args: argparse.Namespace) -> int:
         print(f"lmr db: {args.output}: is there already; an archive replaces nothing", file=sys.stderr)
         return 2
     with open_log(args.log, create=False) as log:
-        runs = log.runs()
-        if args.run_id not in runs and not (args.run_id is None and len(runs) == 1):
-            print(f"lmr db: {log.url}: say --run-id with one of {', '.join(runs) or 'no run'}", file=sys.stderr)
-            return 2
-        run_id = args.run_id or runs[0]
+        run_id = chosen_run(log, args.run_id)
         seal = archive_through(log, run_id, args.through, Path(args.output))
     print(f"run {run_id}: records up to {seal.through_seq} are in {args.output}; root {seal.root_hash}")
     return 0

@@ -16,10 +16,10 @@ VERBS = {
     "demo": "the closed loop on this machine: kill a worker, kill a machine, flip a bit, and training goes on",
     "inject": "run a command with real faults in it, for tests and drills",
     "bench": "measure recovery and its parts, as ratios side by side",
-    "db": "upgrade, check or show the event log's schema",
+    "db": "upgrade, check or show the event log's schema; archive its old records",
     "doctor": "check this machine's set-up; each failing line says the cure",
     "status": "where a run stands, from its event log",
-    "watch": "the same, live",
+    "watch": "where a run stands, live, until it ends",
     "metrics": "serve Prometheus metrics of the runs in an event log",
     "spans": "send an OpenTelemetry span of each recovery in an event log",
     "cordon": "never use a node as a replacement",
@@ -41,10 +41,16 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, summary in VERBS.items():
         module = importlib.import_module(f"lmr.integrations.operate.{_module(verb)}")
-        sub = verbs.add_parser(verb, help=summary, description=module.__doc__)
+        sub = verbs.add_parser(verb, help=summary, description=_description(verb, summary, module.__doc__ or ""))
         module.add_arguments(sub)
         sub.set_defaults(run=module.run)
     return parser
+
+
+def _description(verb: str, summary: str, about: str) -> str:
+    """What the verb does, before what its module says of all its verbs."""
+    alone = sum(_module(other) == _module(verb) for other in VERBS) == 1
+    return about if alone else f"{summary[0].upper()}{summary[1:]}. {about}"
 
 
 def _module(verb: str) -> str:

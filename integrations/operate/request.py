@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from lmr.integrations.operate.runs import RunNotChosen, chosen_run
 from lmr.integrations.wire import Channel, WireError
 from lmr.store import StoreError
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         run_id, host, port, secret = find_decider(args.log, args.run_id)
         answer = _ask(host, port, secret, {"kind": "hello", "role": "operator", "run": run_id, **_fact(args)})
-    except (StoreError, DeciderNotFound) as error:
+    except (StoreError, DeciderNotFound, RunNotChosen) as error:
         print(f"lmr {args.verb}: {error}", file=sys.stderr)
         return 2
     except (OSError, WireError) as error:
@@ -72,16 +73,14 @@ def find_decider(log: str, run_id: str | None) -> tuple[str, str, int, bytes]:
     """Run id, address, port and secret of the decider that writes this log.
 
     Raises:
+        RunNotChosen: there is no such run, or it is not clear which one is meant.
         DeciderNotFound: nobody holds the run's lease, or its secret is not ours to read.
         StoreError: the log cannot be read.
     """
     from lmr.store import open_log
 
     with open_log(log, create=False, read_only=True) as event_log:
-        runs = event_log.runs()
-        if run_id is None and len(runs) != 1:
-            raise DeciderNotFound(f"{log} holds {len(runs)} runs; say --run with one of: {', '.join(runs)}")
-        run_id = run_id or runs[0]
+        run_id = chosen_run(event_log, run_id)
         lease = event_log.lease(run_id)
         if lease is None or lease.expires_at_ms < event_log.now_ms():
             raise DeciderNotFound(f"nobody decides for run {run_id!r} at the moment")

@@ -20,6 +20,8 @@ def chosen_run(log: EventLog, run_id: str | None) -> str:
         if run_id in runs:
             return run_id
         raise RunNotChosen(f"{log.url} holds no run {run_id!r}; allowed: {', '.join(runs) or 'none yet'}")
-    if len(runs) != 1:
+    if not runs:
+        raise RunNotChosen(f"{log.url} holds no run")
+    if len(runs) > 1:
         raise RunNotChosen(f"{log.url} holds {len(runs)} runs; say --run: {', '.join(runs)}")
     return runs[0]

@@ -1,4 +1,4 @@
-"""Where a run stands, from its event log alone, on any machine that can read it: nodes, steps, the last decision."""
+"""On any machine that can read the log, and from the log alone: nodes, steps, the last decision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--exit-code",
             action="store_true",
-            help="exit with 0 only if the run succeeded, else with 1; the last line says how it stands",
+            help="exit with 0 if the run succeeded, 2 if it cannot be read, else 1; the last line says how it stands",
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lmr.engine import Record
+from lmr.integrations.operate.main import VERBS
 from lmr.integrations.operate.main import main as lmr
 from lmr.integrations.operate.standing import Follower, Standing
 from lmr.store import open_log
@@ -95,6 +96,30 @@ def test_several_runs_need_a_name(recorded, capsys, verb: str) -> None:
     assert lmr([verb, log, "--run", "strangler"]) == 2
     assert "no run 'strangler'; allowed: node-loss, straggler" in capsys.readouterr().err
     assert lmr([verb, log, "--run", "straggler"]) == 0
+
+
+@pytest.mark.parametrize("words", ["status", "watch", "db archive --through 3 -o x.gz", "halt --why test --log"])
+def test_a_log_without_a_run_is_one_line(tmp_path, capsys, words: str) -> None:
+    log = f"{tmp_path}/fresh.db"
+    open_log(log).close()
+    assert lmr([*words.split(), log]) == 2
+    assert capsys.readouterr().err == f"lmr {words.split()[0]}: sqlite:///{log} holds no run\n"
+
+
+def test_archiving_takes_the_run_as_every_verb_does(recorded, tmp_path, capsys) -> None:
+    log = recorded("node-loss", "straggler")
+    words = ["db", "archive", log, "--through", "20", "-o", str(tmp_path / "old.lmrb.gz")]
+    assert lmr(words) == 2
+    assert "holds 2 runs; say --run: node-loss, straggler" in capsys.readouterr().err
+    assert lmr([*words, "--run", "straggler"]) == 0
+
+
+@pytest.mark.parametrize("verb", ["watch", "cordon", "uncordon", "replace", "restart", "halt", "resume"])
+def test_a_verb_says_what_it_does(capsys, verb: str) -> None:
+    with pytest.raises(SystemExit):
+        lmr([verb, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert VERBS[verb].lower() in told.lower()
 
 
 def test_a_log_that_is_not_there_is_one_line(tmp_path, capsys) -> None:
