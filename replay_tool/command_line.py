@@ -146,7 +146,9 @@ def _export(parser: argparse.ArgumentParser) -> None:
 def _import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="a bundle, full JSONL, or artefacts of other systems")
     parser.add_argument("--into", metavar="URL", help="the database to write to")
-    parser.add_argument("-o", "--output", metavar="FACTS.jsonl", help="write the facts found in artefacts to this file")
+    parser.add_argument(
+        "-o", "--output", metavar="FACTS.jsonl", help="where to write facts found in artefacts; - is standard output"
+    )
     parser.add_argument(
         "--from", dest="kind", metavar="KIND", default="auto",
         help="auto, or one of: " + ", ".join(commands.ARTEFACT_KINDS),

@@ -216,7 +216,7 @@ def import_(args: argparse.Namespace) -> int:
             durable_step=args.durable_step,
             output=output_path(args.output, args.files) if args.output else None, into=args.into,
         )  # fmt: skip
-    print(document(brought) if args.json else brought.text)
+    _say_written(args.output or "", document(brought) if args.json else brought.text)
     return FINE
 
 

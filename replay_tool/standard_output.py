@@ -13,10 +13,9 @@ READER_WENT = 128 + 13
 
 
 def replace_unknown_characters() -> None:
-    """From now on a character that the output's encoding does not have is written as `?`."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    """From now on a character that the output's encoding does not have is written as `?`. Standard error escapes it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def is_unicode() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -120,7 +121,7 @@ def import_artefacts(
         local_world_size: ranks of a node.
         year: of log lines that carry none; None: this one.
         durable_step: a step the framework had saved.
-        output: the JSONL file of facts.
+        output: the JSONL file of facts; `-` is standard output.
         into: the database for facts and decisions.
 
     Raises:
@@ -145,8 +146,12 @@ def import_artefacts(
 
 
 def _write(output: Path, placed: Placed) -> None:
+    facts = "".join(fact_line(event) for event in placed.events)
+    if str(output) == "-":
+        sys.stdout.buffer.write(facts.encode("utf-8"))
+        return
     try:
-        output.write_text("".join(fact_line(event) for event in placed.events), "utf-8")
+        output.write_text(facts, "utf-8")
     except OSError as error:
         raise Usage(f"{output}: cannot be written: {(error.strerror or str(error)).lower()}") from error
 

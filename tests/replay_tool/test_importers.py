@@ -41,6 +41,15 @@ def test_torchelastic_error_file(replay: Replay, tmp_path: Path) -> None:
     assert fact["data"]["error"]["type"] == "OutOfMemoryError"
 
 
+def test_standard_output_gets_the_facts_alone(replay: Replay, tmp_path: Path) -> None:
+    """What is told of them goes to standard error."""
+    words = ("import", ARTEFACTS / "signal-rank_11.json", *JOB, "-o")
+    replay(*words, tmp_path / "facts.jsonl")
+    piped = replay(*words, "-")
+    assert piped.out == (tmp_path / "facts.jsonl").read_text("utf-8")
+    assert "1 fact found" in piped.err
+
+
 def test_torchelastic_signal_file(replay: Replay, tmp_path: Path) -> None:
     (fact,) = facts(replay, tmp_path, ARTEFACTS / "signal-rank_11.json", *JOB)
     assert (fact["data"]["node"], fact["data"]["rank"], fact["data"]["signal"]) == ("gpu-11", 11, 9)
