@@ -41,9 +41,10 @@ def show(found: Bisected, console: Console) -> None:
             console.print(Text(f"  {_fact(item, found.start_ms)}"))
         console.print(Text(f"  without them: {found.smallest[0].instead}"))
     console.print()
+    tried = "tried" if found.complete else "to try"
     ending = "" if found.complete else "; the limit was reached, so there may be more (--limit)"
     console.print(
-        Text(f"{count(found.candidates, 'fact')} tried in {count(found.replays, 'replay')}{ending}", style="dim")
+        Text(f"{count(found.candidates, 'fact')} {tried} in {count(found.replays, 'replay')}{ending}", style="dim")
     )
 
 

@@ -220,6 +220,7 @@ def test_a_bisection_that_was_cut_short_claims_nothing(replay: Replay) -> None:
     assert ran.code == 0
     assert "No set of facts" not in ran.out
     assert "The limit ended the search" in ran.out
+    assert "27 facts to try" in ran.out
 
 
 def test_what_is_no_option_is_answered_with_what_is(replay: Replay) -> None:
