@@ -38,9 +38,11 @@ PRELOADED = (
     "torch._dynamo",  # DistributedDataParallel imports it when it is made, with sympy: another second
     "torch.profiler",
     "lmr.integrations.frameworks.import_hook",
+    "lmr.integrations.frameworks.version",
     "lmr.integrations.frameworks.trainer_context",
     "lmr.integrations.frameworks.pytorch.hooks",
     "lmr.integrations.scout.trainer",
+    "lmr.integrations.scout.batch_order",
     "lmr.integrations.scout.torch_hooks",
     "lmr.integrations.scout.collectives",
     "lmr.integrations.torchrun.exit_errors",
