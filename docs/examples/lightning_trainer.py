@@ -6,6 +6,7 @@ Nothing of LM Resiliency is imported: the same script runs with any rendezvous b
 """
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -74,7 +75,7 @@ def arguments():
     return parser.parse_args()
 
 
-def main():
+def train():
     args = arguments()
     rank, local = os.environ["RANK"], int(os.environ["LOCAL_WORLD_SIZE"])
     draw = torch.Generator().manual_seed(7)
@@ -108,6 +109,12 @@ def main():
             },
             f"{args.final}.rank{rank}.pt",
         )
+
+
+def main():
+    train()
+    # What DistributedDataParallel holds of the process group goes first: freed after it, it may keep torch from ending.
+    gc.collect()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -55,6 +55,8 @@ def test_partitioned_gradients_with_accumulation_and_master_weights(drill):
 @pytest.mark.long
 def test_skipped_steps_count_and_the_loss_scale_returns(drill):
     """ZeRO 2 in fp16 from a loss scale that overflows: the skipped steps are steps."""
-    loop = drill("zero2-fp16", [SCRIPT, "--stage", "2", "--precision", "fp16"], environ=EXTENSIONS)
+    loop = drill(
+        "zero2-fp16", [SCRIPT, "--stage", "2", "--precision", "fp16"], corrupt="by continuity", environ=EXTENSIONS
+    )
     entries = [json.loads(line) for line in Path(f"{loop.prefix}.rank0.jsonl").read_text().splitlines()]
     assert entries[-1]["skipped"] > 0

@@ -31,19 +31,25 @@ def test_pipeline_parallel(drill):
 @pytest.mark.long
 def test_tensor_and_data_parallel(drill):
     """Two times two ranks: who has the same part of the model compares it, and nobody else."""
-    drill("megatron-tp-dp", [SHIM, SCRIPT, "--tensor-parallel", "2"], nproc=2, groups={(0, 2), (1, 3)})
+    drill(
+        "megatron-tp-dp",
+        [SHIM, SCRIPT, "--tensor-parallel", "2"],
+        nproc=2,
+        corrupt="by continuity",
+        groups={(0, 2), (1, 3)},
+    )
 
 
 @pytest.mark.long
 def test_distributed_optimizer(drill):
     """Data parallel: each rank holds its shard of the optimizer's state."""
-    drill("megatron-sharded", [SHIM, SCRIPT, "--distributed-optimizer"], stop=True)
+    drill("megatron-sharded", [SHIM, SCRIPT, "--distributed-optimizer"], stop=True, corrupt="by continuity")
 
 
 @pytest.mark.long
 def test_distributed_optimizer_in_bf16(drill):
     """Master parameters and their moments are shards in 32 bits, the model is in 16."""
-    drill("megatron-bf16", [SHIM, SCRIPT, "--distributed-optimizer", "--bf16"])
+    drill("megatron-bf16", [SHIM, SCRIPT, "--distributed-optimizer", "--bf16"], corrupt="by continuity")
 
 
 def test_data_parallel(drill):

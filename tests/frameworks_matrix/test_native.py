@@ -26,8 +26,11 @@ def test_data_parallel(drill):
 
 @pytest.mark.long
 def test_mixed_precision(drill):
-    """Autocast, a scaler that skips steps, and accumulation over two batches: the boundary is the optimizer's step."""
-    drill("amp", [SCRIPT, "--mode", "amp"])
+    """Autocast, a scaler that skips steps, and accumulation over two batches: the boundary is the optimizer's step.
+
+    Of two that differ, continuity says which one is corrupt.
+    """
+    drill("amp", [SCRIPT, "--mode", "amp"], corrupt="by continuity")
 
 
 @pytest.mark.long
