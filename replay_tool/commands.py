@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from lmr.replay_tool.as_json import document, one_line
 from lmr.replay_tool.errors import Usage
-from lmr.replay_tool.outputs import output_path
 from lmr.replay_tool.printing import console, progress
 
 if TYPE_CHECKING:
@@ -172,6 +171,7 @@ def whatif(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace) -> int:
     """`lmr-replay report`."""
+    from lmr.replay_tool.outputs import output_path
     from lmr.replay_tool.report.page import write_report
     from lmr.replay_tool.source import open_source
 
@@ -183,6 +183,7 @@ def report(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     """`lmr-replay export`."""
+    from lmr.replay_tool.outputs import output_path
     from lmr.replay_tool.source import open_source
     from lmr.replay_tool.verbs.export import export as run
 
@@ -196,6 +197,7 @@ def export(args: argparse.Namespace) -> int:
 
 def import_(args: argparse.Namespace) -> int:
     """`lmr-replay import`."""
+    from lmr.replay_tool.outputs import output_path
     from lmr.replay_tool.verbs.importing import import_artefacts, import_log, is_log
 
     if is_log(args.files, args.kind):

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lmr.replay_tool.errors import Usage
+from lmr.replay_tool.source import SQLITE_MAGIC
 
-SQLITE_MAGIC = b"SQLite format 3\0"
 BESIDE = ("", "-wal", "-shm", "-journal")
 """What belongs to an SQLite file, by what its name ends with."""
 

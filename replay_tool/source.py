@@ -19,7 +19,7 @@ from lmr.replay_tool.errors import NotInLog, Unreadable, Usage
 
 Kind = Literal["database", "records", "facts", "bundle"]
 LOGS = "a SQLAlchemy URL, a SQLite file, a JSONL file or a bundle"
-_SQLITE_MAGIC = b"SQLite format 3\0"
+SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 def _nothing(_after: int) -> Iterator[Record]:
@@ -89,7 +89,7 @@ def open_source(where: str, run_id: str | None = None) -> Log:
         return _from_database(where, run_id)
     path = Path(where)
     head = _first_bytes(path)
-    if head.startswith(_SQLITE_MAGIC):
+    if head.startswith(SQLITE_MAGIC):
         return _from_database(where, run_id)
     from lmr.replay_tool.bundles import is_bundle
 

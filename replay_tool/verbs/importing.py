@@ -14,7 +14,7 @@ from lmr.replay_tool.importers.reading import read_artefacts
 from lmr.replay_tool.importers.sighting import Job
 from lmr.replay_tool.jsonl import fact_line
 from lmr.replay_tool.sentences import count, listing
-from lmr.replay_tool.source import Log, open_source
+from lmr.replay_tool.source import SQLITE_MAGIC, Log, open_source
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _begins_like_a_log(name: str) -> bool:
             head = file.read(64)
     except OSError:
         return True  # let the reader of logs say what is wrong with it
-    return head.startswith((b'{"lmr_bundle":', b"SQLite format 3\0", b'{"at_ms"', b'{"type"'))
+    return head.startswith((b'{"lmr_bundle":', SQLITE_MAGIC, b'{"at_ms"', b'{"type"'))
 
 
 def import_log(name: str, into: str, *, run_id: str | None = None) -> Brought:
