@@ -24,6 +24,8 @@ class Support:
     newest: str
 
 
+_RELEASE = re.compile(r"\d+(\.\d+)*")
+
 ADAPTERS: dict[str, str] = {
     "torch": "lmr.integrations.frameworks.pytorch",
     "torch.distributed.checkpoint": "lmr.integrations.frameworks.pytorch.durable",
@@ -108,5 +110,5 @@ def is_too_old(support: Support, version: str) -> bool:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
+    match = _RELEASE.match(version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()

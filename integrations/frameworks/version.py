@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import metadata
 
 from lmr.integrations.frameworks import adapter
 from lmr.integrations.frameworks.registry import SUPPORT, is_too_old, judge
+
+
+@functools.cache
+def of(distribution: str) -> str | None:
+    """The installed version, None where there are no metadata. The warm process reads torch's, for all trainers."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def fits(module: str) -> bool:
@@ -14,9 +24,8 @@ def fits(module: str) -> bool:
     if session is None:
         return False
     what = f"version of {support.name}"
-    try:
-        version = metadata.version(support.distribution)
-    except metadata.PackageNotFoundError:
+    version = of(support.distribution)
+    if version is None:
         session.degraded(what, f"{support.name} is imported but has no metadata; its version is unknown")
         return True
     complaint = judge(support, version)

@@ -60,7 +60,7 @@ class _Depth:
 
 
 def _followed(original: Callable[..., Any], name: str, pulse: Pulse, inside: _Depth) -> Callable[..., Any]:
-    where = _Arguments(original, name)
+    where: _Arguments | None = None
     prints: dict[Any, int] = {}
     compiling = torch.compiler.is_compiling
 
@@ -68,7 +68,10 @@ def _followed(original: Callable[..., Any], name: str, pulse: Pulse, inside: _De
     def collective(*args: Any, **kwargs: Any) -> Any:
         if compiling() or inside.calls or not pulse.live:
             return original(*args, **kwargs)
+        nonlocal where
         try:
+            if where is None:  # only now: reading all signatures would be a fifth of what attaching costs every start
+                where = _Arguments(original, name)
             place = _place(pulse, where.group(args, kwargs))
             key = None if place is None else (place, *where.agreed(args, kwargs))
             if key is not None and key not in prints:

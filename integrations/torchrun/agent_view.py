@@ -18,8 +18,8 @@ log = structlog.get_logger("lmr.agent_view")
 
 DEFAULT_MONITOR_S = 0.1
 """torchrun's own `--monitor-interval`."""
-MONITOR_S = 0.02
-"""How often an agent looks for a newer plan, unless its user chose an interval. A look costs some 50 us."""
+MONITOR_S = 0.005
+"""What an agent waits between two looks for a newer plan, unless its user chose an interval. A look waits longer."""
 
 
 class AgentView:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("lmr.handler")
 
 LOOK_S = 0.5
+WORKING_LOOK_S = 0.08
+"""How long a look for a newer plan lasts; one that comes meanwhile is seen at once."""
 BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -110,6 +112,8 @@ class LmrHandler(RendezvousHandler):
             return 0
         self._note_termination(runtime)
         now = runtime.current()
+        if working(now, self._generation) == "go on":
+            now = runtime.wait_for_change(now, WORKING_LOOK_S)
         agent = AgentView.of_caller()
         match working(now, self._generation):
             case "end":
@@ -194,6 +198,7 @@ class LmrHandler(RendezvousHandler):
                 case "arrive":
                     arrived = now.generation
                     runtime.arrive(arrived, self._serve_store(now))
+                    self._write_context(now)  # while the others arrive
                 case "begin":
                     return self._begin(now)
                 case "wait":
@@ -218,7 +223,6 @@ class LmrHandler(RendezvousHandler):
         self._runtime.starting(now.orders.ranks, now.generation)
         os.environ.update(self._runtime.environment())
         _put_bootstrap_first()
-        self._write_context(now)
         store = now.go["store"]
         return RendezvousInfo(
             store=_NoWaiting(now.orders.slots, self._work_done),

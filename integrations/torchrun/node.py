@@ -291,9 +291,10 @@ class Node:
         if os.environ.get(warm_request.SWITCH) == "0" or (self._warm is not None and self._warm.poll() is None):
             return
         self._warm_name = f"lmr-warm-{self._scope()}-{os.getpid()}-{self._current.generation}"
+        warm = [str(os.getpid()), str(self._local_world_size)]
         try:
             self._warm = subprocess.Popen(
-                [sys.executable, "-m", "lmr.integrations.torchrun.warm", self._warm_name, str(os.getpid())],
+                [sys.executable, "-m", "lmr.integrations.torchrun.warm", self._warm_name, *warm],
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:

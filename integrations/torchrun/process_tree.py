@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # supervisors load this module: see `local_message`
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -42,12 +46,14 @@ def kill_rest_of_group() -> None:
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == own:
             continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        try:
             # pid (comm) state ppid pgrp ...; comm may hold spaces and brackets
             with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
                 fields = file.read().rpartition(")")[2].split()
             if int(fields[2]) == group:
                 os.kill(int(entry), signal.SIGKILL)
+        except (OSError, ValueError, IndexError):
+            continue
 
 
 def _prctl(option: int, value: int) -> None:

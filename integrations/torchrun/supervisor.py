@@ -12,19 +12,24 @@ A runtime that is frozen cannot stop its workers before its lease is taken: then
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import signal
-import socket
 import sys
 import time
-from types import FrameType
-from typing import Any, NoReturn
 
-from lmr.integrations.torchrun import local_socket, warm_request
+from lmr.integrations.torchrun import local_message, warm_request
+from lmr.integrations.torchrun.local_message import LocalSocketError
 from lmr.integrations.torchrun.process_tree import adopt_orphans, die_with_parent, kill_rest_of_group
 from lmr.integrations.torchrun.worker_page import WorkerPage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    import socket
+    from types import FrameType
+    from typing import Any, NoReturn
+else:
+    import _signal as signal  # see `local_message`: what wraps it costs more than all else here
 
 SUPERVISED_BY = "LMR_SUPERVISED_BY"
 """Set in the trainer: its supervisor's pid. Python processes below it are no workers."""
@@ -45,8 +50,8 @@ def start() -> None:
     Without an agent to report to, nothing is split and the script runs as under plain torchrun.
     """
     try:
-        agent = local_socket.connect(os.environ["LMR_AGENT_SOCKET"])
-    except (OSError, local_socket.LocalSocketError) as error:
+        agent = local_message.connect(os.environ["LMR_AGENT_SOCKET"])
+    except (OSError, LocalSocketError) as error:
         print(f"lmr: no node runtime to report to ({error}); this worker runs unprotected", file=sys.stderr)
         return
     page = WorkerPage()
@@ -76,11 +81,18 @@ def become_trainer(page: WorkerPage, supervisor_pid: int) -> None:
     import_hook.install()
 
 
-def _signal_name(number: int) -> str:
+def _empty(pipe: int) -> None:
     try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals between the first and the last have no name
-        return f"SIG{number}"
+        os.read(pipe, 4096)
+    except BlockingIOError:
+        return
+
+
+def _signal_name(number: int) -> str:
+    """As `signal.Signals` names it; of two names the same one."""
+    names = [name for name in dir(signal) if name.startswith("SIG") and getattr(signal, name) == number]
+    named = [name for name in names if not name.startswith("SIG_")]
+    return min(named, default=f"SIG{number}")  # real-time signals between the first and the last have no name
 
 
 class _Supervisor:
@@ -144,8 +156,13 @@ class _Supervisor:
             self._told_to_end = number
             self._term_deadline = time.monotonic() + TERM_GRACE_S
         if self._wait_status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._trainer, number)
+            self._kill_trainer(number)
+
+    def _kill_trainer(self, number: int) -> None:
+        try:
+            os.kill(self._trainer, number)
+        except ProcessLookupError:
+            return
 
     def _watch(self, wake: int) -> None:
         """Until the runtime says exit, the runtime is gone, or a termination has run its course."""
@@ -163,8 +180,7 @@ class _Supervisor:
                 watched.append(self._warm)
             readable, _, _ = select.select(watched, [], [], timeout)
             if wake in readable:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096)
+                _empty(wake)
                 self._reap()
             if self._warm is not None and self._warm in readable:
                 self._hear_warm(self._warm)
@@ -178,8 +194,7 @@ class _Supervisor:
         self._fence_at = None
         if self._wait_status is None:
             print(f"lmr: the agent is frozen; rank {self._rank} is stopped before its lease ends", file=sys.stderr)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._trainer, signal.SIGKILL)
+            self._kill_trainer(signal.SIGKILL)
 
     def _reap(self) -> None:
         while True:
@@ -195,8 +210,8 @@ class _Supervisor:
     def _hear_warm(self, sock: socket.socket) -> None:
         """The warm process tells how its fork ended; when it dies itself, it takes its forks along."""
         try:
-            received = local_socket.receive(sock)
-        except (OSError, local_socket.LocalSocketError):
+            received = local_message.receive(sock)
+        except (OSError, LocalSocketError):
             received = None
         sock.close()
         self._warm = None
@@ -218,8 +233,6 @@ class _Supervisor:
             error = {"kind": "signal", "type": _signal_name(killed_by), "fingerprint": None}
         elif error is None and code != 0:
             error = {"kind": "unknown", "type": None, "fingerprint": None}
-        if code != 0:
-            kill_rest_of_group()
         self._say(
             {
                 "kind": "exited",
@@ -231,11 +244,13 @@ class _Supervisor:
                 "error": error,
             }
         )
+        if code != 0:
+            kill_rest_of_group()
 
     def _obey(self) -> None:
         try:
-            received = local_socket.receive(self._agent)
-        except local_socket.LocalSocketError:
+            received = local_message.receive(self._agent)
+        except LocalSocketError:
             return
         if received is None:
             self._end_group()  # fenced: whoever outlives its node runtime trains on without anybody's leave
@@ -243,8 +258,7 @@ class _Supervisor:
             self._fence_at = received[0]["until_s"]
         elif received[0].get("kind") == "exit":
             if self._wait_status is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._trainer, signal.SIGKILL)
+                self._kill_trainer(signal.SIGKILL)
             os._exit(int(received[0].get("code", 1)))
 
     def _leave_as_trainer_did(self) -> NoReturn:
@@ -256,7 +270,7 @@ class _Supervisor:
 
     def _say(self, message: dict[str, Any]) -> None:
         try:
-            local_socket.send(self._agent, message)
+            local_message.send(self._agent, message)
         except OSError as error:
             print(f"lmr: rank {self._rank} cannot reach its node runtime: {error}", file=sys.stderr)
 

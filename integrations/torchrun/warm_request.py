@@ -7,15 +7,17 @@ be.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 
-from lmr.integrations.torchrun import local_socket
+from lmr.integrations.torchrun import local_message
 
-TYPE_CHECKING = False  # importing typing is a tenth of a supervisor's start
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     import socket
+else:
+    import _signal as signal  # see `local_message`
 
 SWITCH = "LM_RESILIENCY_WARM_START"
 """`0` in the agent's environment: every trainer starts cold."""
@@ -52,9 +54,9 @@ def ask(page_fd: int) -> tuple[socket.socket, int] | None:
             "path": sys.path,
             "supervisor": os.getpid(),
         }
-        local_socket.send(sock, job, [0, 1, 2, page_fd])
-        answer = local_socket.receive(sock)
-    except (OSError, local_socket.LocalSocketError):
+        local_message.send(sock, job, [0, 1, 2, page_fd])
+        answer = local_message.receive(sock)
+    except (OSError, local_message.LocalSocketError):
         return None
     return None if answer is None else (sock, int(answer[0]["pid"]))
 
@@ -69,7 +71,8 @@ def _connect(name: str) -> socket.socket:
     until = time.monotonic() + (0 if first else LOADING_S)
     while True:
         try:
-            return local_socket.connect(name)
+            connected: socket.socket = local_message.connect(name)
+            return connected
         except ConnectionRefusedError:
             # A signal that waits for this supervisor is more urgent; a warm process that is gone will not answer.
             if time.monotonic() >= until or signal.sigpending() or not _is_alive(os.environ.get(PROCESS, "")):

@@ -6,11 +6,13 @@ ended it. A pipe would need the writer alive; a page does not.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import struct
-from typing import Any
+
+TYPE_CHECKING = False  # importing typing is a tenth of a supervisor's start
+if TYPE_CHECKING:
+    from typing import Any
 
 PAGE_BYTES = 16384
 _STEP = struct.Struct("<q")
@@ -46,6 +48,8 @@ class WorkerPage:
 
     def write_error(self, error: dict[str, Any]) -> None:
         """Remember the error that ends the trainer; too large ones are not kept."""
+        import json
+
         body = json.dumps(error).encode()
         if len(body) > PAGE_BYTES - _ERROR_AT:
             return
@@ -57,6 +61,8 @@ class WorkerPage:
         (length,) = _LENGTH.unpack_from(self._memory, _LENGTH_AT)
         if not 0 < length <= PAGE_BYTES - _ERROR_AT:
             return None
+        import json  # only now: most supervisors never read an error
+
         try:
             error = json.loads(self._memory[_ERROR_AT : _ERROR_AT + length])
         except ValueError:
