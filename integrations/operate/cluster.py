@@ -152,8 +152,10 @@ class Cluster:
         self.agents[node] = agent
         return agent
 
-    def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-        """Wait until `condition` holds.
+    def wait_for(
+        self, condition: Callable[[], bool], what: str, timeout_s: float = 60.0, look_s: float = LOOK_S
+    ) -> None:
+        """Wait until `condition` holds, looking every `look_s`.
 
         Raises:
             ClusterFailed: it does not, in time.
@@ -162,7 +164,7 @@ class Cluster:
         while not condition():
             if time.monotonic() > until:
                 raise ClusterFailed(f"waited {timeout_s:.0f} s for {what}\n{self.standing()}")
-            time.sleep(LOOK_S)
+            time.sleep(look_s)
 
     def wait_exit(self, node: str, timeout_s: float = 60.0) -> int:
         """The exit code of a node's agent.

@@ -29,6 +29,8 @@ STEPS_BETWEEN = 40
 """Steps between two failures: state is captured and replicated again, and no breaker of ours trips."""
 STANDBY_S = 5.0
 """A standby that took the place of the lost one is parked at least for so long before the next loss."""
+LOOK_S = 0.002
+"""How precisely the first new step is timed."""
 FRESH_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Stock torchrun hands restarted workers the store of the ones that failed; gloo then reads stale addresses and does
 not form the group. This setting of torch's avoids that: stock at its best is what we compare with."""
@@ -269,7 +271,7 @@ class _Run:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.2)  # steps that were on their way when the worker died are no new steps
         self._since = self.log.stat().st_size
-        self.cluster.wait_for(lambda: self._goes_on() and bool(self.steps()), "a new step", 180)
+        self.cluster.wait_for(lambda: self._goes_on() and bool(self.steps()), "a new step", 180, LOOK_S)
         seconds = time.monotonic() - started
         if machine:
             self.cluster.agents[node] = lost

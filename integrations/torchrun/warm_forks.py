@@ -134,6 +134,7 @@ class WarmForks:
         supervisor.settimeout(None)
         while True:
             if not self._ready and (job := self._fork()) is not None:
+                _close(supervisor, descriptors)
                 return job
             fork = self._ready.pop(0)
             try:
@@ -141,9 +142,7 @@ class WarmForks:
                 break
             except OSError:  # something killed it while it stood ready
                 self._reap(fork)
-        fork.socket.close()
-        for descriptor in descriptors:
-            os.close(descriptor)
+        _close(fork.socket, descriptors)
         self._trainers[fork.ended] = _Fork(fork.pid, fork.ended, supervisor)
         self._selector.register(supervisor, selectors.EVENT_READ, fork.pid)
         with contextlib.suppress(OSError):
@@ -182,6 +181,12 @@ class WarmForks:
         _kill_session(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _close(sock: socket.socket, descriptors: list[int]) -> None:
+    sock.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _await_job(warm: socket.socket, warm_pid: int) -> tuple[Job, int]:

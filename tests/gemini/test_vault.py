@@ -310,7 +310,7 @@ def test_a_pinned_step_reaches_the_other_node_and_comes_back_from_there(make_nod
         assert body == content(rank, 7, 64 * 1024, 32 * 1024)
 
 
-def test_nvrx_349_megatron_5281_a_replica_damaged_in_its_holders_memory_is_not_restored(make_node: MakeNode) -> None:
+def test_a_replica_damaged_in_its_holders_memory_is_not_restored(make_node: MakeNode) -> None:
     owner, holder, standby = make_node(), make_node(), make_node()
     holder.enter(0, 1, [2, 3])
     owner.enter(0, 0, [0, 1], replicate_to=[holder])

@@ -61,14 +61,18 @@ def test_a_lost_warm_process_costs_the_next_start_only_time(job, pytestconfig, m
     loop.train_until(5)
     os.kill(max(loop.trainers("node-1").items())[1], signal.SIGKILL)
     loop.wait_resumed(1)
-    warm = {pid for pid in loop.processes("node-1") if b"lmr.integrations.torchrun.warm" in _cmdline(pid)}
-    parents = warm - set(loop.trainers("node-1").values())
-    assert len(parents) == 1
-    os.kill(parents.pop(), signal.SIGKILL)
+    (warm,) = [pid for pid in _children(loop.agents["node-1"].process.pid) if b"torchrun.warm" in _cmdline(pid)]
+    os.kill(warm, signal.SIGKILL)
     loop.wait_resumed(2)
     trainers = set(loop.trainers("node-1").values())
     assert all(b"lmr.integrations.torchrun.warm" in _cmdline(pid) for pid in trainers), "cold"
     assert loop.wait_exit("node-1") == 0, loop.standing()
+
+
+def _children(pid):
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 def _cmdline(pid):

@@ -92,7 +92,7 @@ def damage_replicas(run, node, how):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_damaged_replica_is_refused_and_the_next_one_taken(drill, mode):
+def test_nvrx_349_megatron_5281_a_damaged_replica_is_refused_and_the_next_one_taken(drill, mode):
     """The promoted standby's own copy is damaged: digest_mismatch in the log, and another machine's copy is fetched."""
     run = drill(mode)
     shown = {}
