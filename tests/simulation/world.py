@@ -38,7 +38,7 @@ class World:
         self.graves: list[asyncio.Task[Any]] = []
         """Tasks of dead processes: kept, so that nothing of them runs when they are collected."""
         self.running: asyncio.AbstractEventLoop | None = None
-        """The loop whose process has the processor."""
+        """The loop whose process had the processor last."""
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Process | None, Callable[[], object]]] = []
 
@@ -56,20 +56,30 @@ class World:
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
         """Let time pass until `done` or `until`, whatever comes first."""
-        queue, checked = self._queue, 0.0
-        while queue:
-            when, _, process, call = heapq.heappop(queue)
-            if when > until:
-                break
-            self.now = when
-            if process is None:
-                call()
-            else:
-                process.run(call)
-            if when > checked:
-                if done():
+        queue, checked, pop = self._queue, 0.0, heapq.heappop
+        try:
+            while queue:
+                when, _, process, call = pop(queue)
+                if when > until:
                     break
-                checked = when + LOOK_S
+                self.now = when
+                if process is None:
+                    self.enter(None)
+                    call()
+                else:
+                    process.take(call)
+                if when > checked:
+                    if done():
+                        break
+                    checked = when + LOOK_S
+        finally:
+            self.enter(None)
+
+    def enter(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Give the processor to the process of a loop."""
+        if loop is not self.running:
+            self.running = loop
+            asyncio_events._set_running_loop(loop)
 
     def bury(self) -> None:
         """End what never ends by itself: nothing of it may run later, when memory is collected."""
@@ -131,24 +141,21 @@ class Process:
         """The world's time at a moment of the monotonic clock."""
         return (monotonic - 1000) / self._rate
 
-    def run(self, call: Callable[[], object]) -> None:
+    def take(self, call: Callable[[], object]) -> None:
         """Execute a callback as this process, now or when it goes on."""
         if not self.alive:
             return
         if self.paused:
             self._waiting.append(call)
             return
+        self.world.enter(self.loop)
+        call()
+
+    def run(self, call: Callable[[], object]) -> None:
+        """As `take`, in the midst of what another process does."""
         before = self.world.running
-        if before is self.loop:
-            call()
-            return
-        self.world.running = self.loop
-        asyncio_events._set_running_loop(self.loop)
-        try:
-            call()
-        finally:
-            self.world.running = before
-            asyncio_events._set_running_loop(before)
+        self.take(call)
+        self.world.enter(before)
 
     def pause(self, *, machine: bool) -> None:
         """SIGSTOP, of this process alone or of everything on its machine."""
