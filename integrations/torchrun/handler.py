@@ -51,6 +51,7 @@ BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Meant for training scripts: a parked agent has none yet and survives, unless `--signals-to-handle` names them."""
+CANNOT_REPORT = "the workers' Python ignores PYTHONPATH (-E, -I, -S) or they are no Python script"
 CANNOT_REPORT_S = 2.0
 """Workers that look as if they will never report themselves, and have not by then, will not."""
 SILENT_S = 60.0
@@ -272,12 +273,14 @@ class LmrHandler(RendezvousHandler):
         if self._unprotected or silent_s <= CANNOT_REPORT_S:
             return
         most_s = min(SILENT_S, self._config.worker_policy.recovery.start_s / 2)
-        if silent_s > most_s or any(ignores_us(pid) for pid in agent.pids()):
-            self._run_unprotected(runtime)
+        if any(ignores_us(pid) for pid in agent.pids()):
+            self._run_unprotected(runtime, CANNOT_REPORT)
+        elif silent_s > most_s:
+            self._run_unprotected(runtime, f"the workers have not reported themselves for {most_s:.0f} s")
 
-    def _run_unprotected(self, runtime: NodeRuntime) -> None:
+    def _run_unprotected(self, runtime: NodeRuntime, why: str) -> None:
         self._unprotected = True
-        log.error("unprotected", why="the workers' Python ignores PYTHONPATH (-E, -I, -S) or they are no Python script")
+        log.error("unprotected", why=why)
         runtime.report_unsupervised_start(self._generation)
 
     def _work_done(self) -> None:
@@ -286,7 +289,7 @@ class LmrHandler(RendezvousHandler):
         if runtime is None or runtime.supervised:
             return
         if not self._unprotected:
-            self._run_unprotected(runtime)
+            self._run_unprotected(runtime, CANNOT_REPORT)
         runtime.report_unsupervised_finish(self._generation)
         now = runtime.current()
         while now.end is None and now.generation == self._generation and not now.displaced:

@@ -117,20 +117,37 @@ def test_nothing_is_left_behind(job, tmp_path, monkeypatch):
     }
 
 
-def test_workers_that_are_slow_to_report_themselves_are_protected(waiting, tmp_path):
-    """An interpreter that a file server keeps waiting is no interpreter that ignores us; its start is said once."""
+@pytest.fixture
+def slow_python(tmp_path):
+    """An environment in which a file server keeps interpreters of workers waiting for four seconds."""
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "sitecustomize.py").write_text(
         "import os, time\n"
         "if 'LMR_AGENT_SOCKET' in os.environ and 'LMR_SUPERVISED_BY' not in os.environ:\n"
         "    time.sleep(4)\n"
     )
-    loop = waiting(nodes="1:1", nproc=2, environ={"PYTHONPATH": str(tmp_path / "slow")})
+    return {"PYTHONPATH": str(tmp_path / "slow")}
+
+
+def test_workers_that_are_slow_to_report_themselves_are_protected(waiting, slow_python):
+    """A slow interpreter is no interpreter that ignores us; its start is said once."""
+    loop = waiting(nodes="1:1", nproc=2, environ=slow_python)
     loop.start_all("node-1")
     loop.wait_running(0)
     loop.finish_well("node-1")
     assert "unprotected" not in loop.agents["node-1"].text()
     assert len(loop.events("generation_started")) == 1
+
+
+def test_workers_too_slow_to_be_waited_for_are_no_loss_and_are_protected_later(waiting, slow_python):
+    """Half of `start_s` is over: they are said to run, and to be unprotected until they report themselves after all."""
+    policy = "schema_version = 1\n[recovery]\nstart_s = 6\n"
+    loop = waiting(nodes="1:1", nproc=2, environ=slow_python, policy=policy)
+    loop.start_all("node-1")
+    loop.wait_for(lambda: "protection_back" in loop.agents["node-1"].text(), "the workers to report themselves", 60)
+    assert "the workers have not reported themselves for 3 s" in loop.agents["node-1"].text()
+    loop.finish_well("node-1")
+    assert loop.told() == [("start", "initial_placement")]
 
 
 @pytest.mark.parametrize(
