@@ -19,7 +19,7 @@ class NodeStanding:
 
     node: str
     role: str
-    """`active`, `standby`, `quarantined` or `gone`; with `, cordoned`, `, drifted` or `, quarantined`."""
+    """`active`, `standby`, `quarantined`, `gone` or `not seen`; with `, quarantined`, `, drifted` or `, cordoned`."""
     slot: int | None
     captured_step: int | None
     """Newest step of its slot that is published in its own memory."""
@@ -158,13 +158,16 @@ class Follower:
     @staticmethod
     def _role(node: Node, slot: int | None) -> str:
         if not node.live:
-            return "gone" if node.quarantine is None else "gone, quarantined"
-        if node.quarantine is not None:
-            return "quarantined"
-        said = "standby" if slot is None else "active"
-        if node.cordoned_seq is not None:
-            said += ", cordoned"
-        return said + ", drifted" if node.drifted_seq is not None else said
+            said = "gone" if node.incarnations else "not seen"
+            if node.quarantine is not None:
+                said += ", quarantined"
+        elif node.quarantine is not None:
+            said = "quarantined"
+        else:
+            said = "standby" if slot is None else "active"
+            if node.drifted_seq is not None:
+                said += ", drifted"
+        return said + ", cordoned" if node.cordoned_seq is not None else said
 
     def _replicated_everywhere(self, snapshot: Snapshot) -> bool:
         generation = self.state.generation
