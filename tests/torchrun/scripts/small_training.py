@@ -1,6 +1,7 @@
 """A plain DDP training of a small model: imports nothing of ours. `--step-s` paces it, so that a test can act."""
 
 import argparse
+import io
 import json
 import os
 import time
@@ -18,8 +19,11 @@ parser.add_argument("--step-s", type=float, default=0.02)
 parser.add_argument("--out", required=True)
 parser.add_argument("--fail-at", type=int, default=None, help="every rank raises KeyError at this step")
 parser.add_argument("--poison-at", type=int, default=None, help="a trained parameter becomes NaN in the first life")
-parser.add_argument("--save", default=None, help="rank 0 saves the model to this file at --save-at, slowly at first")
+parser.add_argument(
+    "--save", default=None, help="rank 0 saves the model to this file at --save-at; the first save is slow"
+)
 parser.add_argument("--save-at", type=int, default=None)
+parser.add_argument("--save-s", type=float, default=60, help="for so long the first save writes")
 parser.add_argument("--dcp", default=None, help="folder for a distributed checkpoint of the model every 20 steps")
 parser.add_argument("--evaluate-at", type=int, default=None, help="rank 0 evaluates for 8 s after this step")
 args = parser.parse_args()
@@ -41,6 +45,18 @@ if args.dcp is not None:
 
     saving_group = dist.new_group(backend="gloo")
     saved = None
+
+
+class SlowStorage(io.FileIO):
+    """Keeps the first life's save waiting in its first write."""
+
+    def write(self, data):
+        begun = Path(f"{args.save}.begun")
+        if not begun.exists():
+            begun.touch()
+            time.sleep(args.save_s)
+        return super().write(data)
+
 
 step = int(os.environ.get("LM_RESILIENCY_RESUME_STEP", "0"))
 log = Path(f"{args.out}.rank{rank}.jsonl").open("a", buffering=1)  # noqa: SIM115
@@ -82,11 +98,8 @@ for epoch in range(10_000):
             dist.barrier()
             model.train()
         if step == args.save_at and rank == 0:
-            begun = Path(f"{args.save}.begun")
-            if not begun.exists():
-                begun.touch()
-                time.sleep(60)  # the first save never ends
-            torch.save(model.state_dict(), args.save)
+            with SlowStorage(args.save, "w") as storage:
+                torch.save(model.state_dict(), storage)
         time.sleep(args.step_s)
     if step == args.steps:
         break
