@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,27 @@ def test_every_check_has_a_fault_above() -> None:
     untested = [c.__name__ for c in checks if f"doctor_machine.{c.__name__}" not in text and c is not doctor_run.node
                 and f"doctor_run.{c.__name__}" not in text]  # fmt: skip
     assert untested == ["clock"]
+
+
+def test_a_second_distribution_with_our_backends_name_is_found(tmp_path) -> None:
+    """A real one beside ours: torchrun would silently take whichever comes first."""
+    other = tmp_path / "other_resiliency-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other-resiliency\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[torchrun.handlers]\nlm_resiliency = other.backend:factory\n")
+    ran = subprocess.run(
+        [Path(sys.executable).with_name("lmr"), "doctor"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    lines = ran.stdout.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("bad  torchrun backend: "))
+    assert "other.backend:factory (other-resiliency)" in lines[at]
+    assert "(lm-resiliency-engine)" in lines[at]
+    assert lines[at + 1].startswith("     cure: torchrun takes the first it finds: pip uninstall")
+    assert ran.returncode == 1
 
 
 def test_the_endpoint_answers_or_is_ours_to_serve() -> None:

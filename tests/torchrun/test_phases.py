@@ -115,13 +115,15 @@ def secret(tmp_path):
 
 @pytest.mark.long
 def test_a_paused_decider_wakes_up_after_another_took_over(waiting, postgres_url, secret):
-    """With a database: its workers end though it is frozen, the standby takes the slot, and it comes back as one."""
+    """With a database: its workers end though it is frozen, a standby has the slot, 20 s later it comes back as one."""
     loop = waiting(nodes="2:3", nproc=1, log_url=postgres_url, environ=secret)
     loop.start_all("node-1", "node-2", "node-3")
     loop.wait_running(0)
     os.kill(loop.agents["node-1"].process.pid, signal.SIGSTOP)
+    wakes_up = time.monotonic() + 20
     loop.wait_running(1)
     assert loop.active() == ["node-3", "node-2"]
+    time.sleep(max(0.0, wakes_up - time.monotonic()))
     os.kill(loop.agents["node-1"].process.pid, signal.SIGCONT)
     loop.wait_joined(4)
     loop.finish_well("node-1", "node-2", "node-3")
