@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +19,13 @@ from lmr.engine.events import CheckpointPersisted, Data
 from lmr.integrations.scout.drift import configuration
 from lmr.integrations.scout.health.watch import HealthWatch, sources
 from lmr.integrations.scout.node_scout import NodeScout
-from lmr.integrations.torchrun import warm_request
-from lmr.integrations.torchrun.config import BackendConfig, database_host
+from lmr.integrations.torchrun.config import BackendConfig
 from lmr.integrations.torchrun.current import Current, End
 from lmr.integrations.torchrun.errors import AdmissionRefused
-from lmr.integrations.torchrun.hosting import Hosting, fresh_secret
-from lmr.integrations.torchrun.identity import Identity, address_towards
+from lmr.integrations.torchrun.hosting import Hosting
+from lmr.integrations.torchrun.identity import Identity
 from lmr.integrations.torchrun.link import Link, Locate
-from lmr.integrations.torchrun.meeting import Host, Meeting
+from lmr.integrations.torchrun.meeting import Meeting
 from lmr.integrations.torchrun.orders import Orders
 from lmr.integrations.torchrun.peers import serve_peers
 from lmr.integrations.torchrun.solitude import Solitude
@@ -36,6 +33,8 @@ from lmr.integrations.torchrun.supervisor import FENCE_MS
 from lmr.integrations.torchrun.surroundings import REAL, Surroundings
 from lmr.integrations.torchrun.vault_link import vault_environ
 from lmr.integrations.torchrun.vault_side import VaultSide
+from lmr.integrations.torchrun.warm_side import WarmSide
+from lmr.integrations.torchrun.way_in import WayIn
 from lmr.integrations.torchrun.worker_reports import WorkerReports
 from lmr.integrations.torchrun.workers import Exit, Workers, kill_group
 
@@ -100,8 +99,8 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._scout: NodeScout | None = None
         self._script: Path | None = None
-        self._warm: subprocess.Popen[bytes] | None = None
-        self._warm_name = ""
+        self._scope = hashlib.sha256(f"{config.run_id}\0{node}".encode()).hexdigest()[:16]
+        self._warm = WarmSide(self._scope)
 
     # -- what torchrun's agent asks and tells --------------------------------------------------------------------------
 
@@ -185,8 +184,7 @@ class Node:
             "LM_RESILIENCY_GENERATION": str(self._current.generation),
             "LM_RESILIENCY_RESUME_STEP": str(step),
             "LMR_AGENT_SOCKET": self._workers.socket_name,
-            warm_request.SOCKET: self._warm_name,
-            warm_request.PROCESS: str(self._warm.pid) if self._warm is not None else "",
+            **self._warm.environment(),
             "LMR_VAULT_SOCKET": self._vault.socket_name,
             FENCE_MS: str(self._fence_ms() or ""),
             "LMR_WORKER_POLICY": self._config.worker_policy.model_dump_json(),
@@ -208,7 +206,8 @@ class Node:
             StoreError: the event log cannot be opened.
         """
         self._local_world_size, self._meeting, self._script = local_world_size, meeting, script
-        self._address = self._config.local_addr or address_towards(*self._towards())
+        way = WayIn(self._config, meeting, self._around.clock)
+        self._address = way.own_address()
         writer = f"{self._identity.node}/{self._identity.incarnation}"
         self._hosting = Hosting(
             self._config,
@@ -219,9 +218,7 @@ class Node:
             spawn=self._spawn,
             surroundings=self._around,
         )
-        await (self._find_host(self._hosting) if self._config.embedded else self._find_secret(self._hosting))
-        if not self._secret:
-            raise AdmissionRefused("the run has a secret: set LM_RESILIENCY_SECRET_FILE on every node")
+        self._secret, self._locate = await way.find(self._hosting, self._address)
         self._solitude = Solitude(
             self._config.heartbeat_timeout_ms,
             self._around.clock,
@@ -232,8 +229,8 @@ class Node:
             host_gone=self._host_gone,
         )
         _, self._peer_port = await serve_peers(self._secret, self._solitude.silent_s)
-        self._keep_warm()
-        name = f"lmr-agent-{self._scope()}-{os.getpid()}"
+        self._warm.keep(self._current.generation, local_world_size)
+        name = f"lmr-agent-{self._scope}-{os.getpid()}"
         self._workers = self._around.workers(name, self._reports.started, self._exited, self._trainer_said)
         if self._config.worker_policy.enable_checkpoint:
             await self._start_vault()
@@ -241,28 +238,6 @@ class Node:
         await self._welcomed()
         self._observe()
         self._spawn(self._watch())
-
-    async def _find_host(self, hosting: Hosting) -> None:
-        """Embedded: the agent that serves the endpoint decides, and announces where."""
-        meeting = self._meeting
-        assert meeting is not None
-        if meeting.serves:
-            meeting.announce(await hosting.serve(self._config.secret or fresh_secret()))
-        host = await asyncio.to_thread(meeting.find, self._join_until())
-        self._secret = self._config.secret or host.secret
-        self._locate = _always(host.address, host.port)
-
-    async def _find_secret(self, hosting: Hosting) -> None:
-        """A database server holds the log and says who decides; what must be found is the secret."""
-        await hosting.open_log()
-        if self._config.secret is not None:
-            self._secret = self._config.secret
-        else:
-            assert self._meeting is not None
-            if self._meeting.serves:
-                self._meeting.announce(Host(self._address, 0, fresh_secret()))
-            self._secret = (await asyncio.to_thread(self._meeting.find, self._join_until())).secret
-        self._locate = hosting.stand(self._secret)
 
     def _observe(self) -> None:
         """Start this node's detectors."""
@@ -286,43 +261,17 @@ class Node:
         if self._link is not None:
             self._link.send(kind, **values)
 
-    def _keep_warm(self) -> None:
-        """A process with torch loaded, from which trainers start; without it they start cold."""
-        if os.environ.get(warm_request.SWITCH) == "0" or (self._warm is not None and self._warm.poll() is None):
-            return
-        self._warm_name = f"lmr-warm-{self._scope()}-{os.getpid()}-{self._current.generation}"
-        warm = [str(os.getpid()), str(self._local_world_size)]
-        try:
-            self._warm = subprocess.Popen(
-                [sys.executable, "-m", "lmr.integrations.torchrun.warm", self._warm_name, *warm],
-                stdin=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            log.warning("no_warm_start", why=str(error))
-
-    def _join_until(self) -> float:
-        return self._around.clock.monotonic() + self._config.join_timeout_ms / 1000
-
-    def _towards(self) -> tuple[str, int]:
-        """A peer whose way tells this node's own address."""
-        if self._meeting is not None:
-            return self._meeting.host_name, self._meeting.host_port or 1
-        return database_host(self._config.log_location)
-
-    def _scope(self) -> str:
-        return hashlib.sha256(f"{self._config.run_id}\0{self._identity.node}".encode()).hexdigest()[:16]
-
     def _only_life_here(self) -> bool:
         """Whether no other agent of this machine, frozen ones included, stands for this node; then nobody else can."""
         try:
-            self._node_name = self._around.claim(f"lmr-node-{self._scope()}")
+            self._node_name = self._around.claim(f"lmr-node-{self._scope}")
         except OSError:
             return False
         return True
 
     async def _start_vault(self) -> None:
         policy = self._config.worker_policy.model_dump(mode="json")
-        name = f"lmr-vault-{self._scope()}"
+        name = f"lmr-vault-{self._scope}"
         if not self._only_life_here():
             name += f"-{os.getpid()}"  # the other life's vault is not ours to adopt, still less to end
         await self._vault.start(name, vault_environ(self._config.run_id, self._identity.node, self._secret, policy))
@@ -473,7 +422,7 @@ class Node:
         self._restorable = self._arrival = None
         self._set({"orders": orders, "mine": orders.mine, "go": None, "displaced": displaced})
         self._vault.take(orders)
-        self._keep_warm()
+        self._warm.keep(self._current.generation, self._local_world_size)
 
     async def _answer_probe(self, generation: int) -> None:
         if self._leaving:
@@ -585,15 +534,6 @@ class Node:
         self._vault.close(end_vault=not waits, forget=end is not None and end.succeeded)
         if self._workers is not None:
             self._workers.close()
-        if self._warm is not None:
-            self._warm.kill()
-            self._warm.wait()
+        self._warm.close()
         if self._meeting is not None:
             self._meeting.close()
-
-
-def _always(host: str, port: int) -> Locate:
-    async def locate() -> tuple[str, int]:
-        return host, port
-
-    return locate
