@@ -27,6 +27,8 @@ log = structlog.get_logger("lmr.node")
 
 LOOK_S = 0.2
 """How often an agent that joins looks whether it was told to leave."""
+WAKE_S = 0.05
+"""How long the node's loop waits for a look that is going on; looks that are not woken last no longer than usual."""
 ANSWER_S = 10.0
 """What the node's loop takes at most for what it can do at once."""
 
@@ -48,8 +50,10 @@ class NodeRuntime:
         self._closed = False
 
     def _wake(self) -> None:
-        with self._changed:
+        """Wake torchrun's thread; one that a signal stopped in the middle of looking sees the news when it looks on."""
+        if self._changed.acquire(timeout=WAKE_S):
             self._changed.notify_all()
+            self._changed.release()
 
     @property
     def identity(self) -> Identity:
