@@ -46,9 +46,14 @@ def connect(name: str, timeout_s: float = 5.0, kind: Callable[..., Any] = socket
     except BaseException:
         client.close()
         raise
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_MAX_BYTES)
+    make_room(client)
     client.settimeout(None)
     return client
+
+
+def make_room(sock: socket.socket) -> None:
+    """Let messages be as large as the kernel allows."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_MAX_BYTES)
 
 
 def check_peer(sock: socket.socket) -> int:
@@ -90,20 +95,20 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     space = socket.CMSG_SPACE(_FDS_MAX * calcsize("i"))
     try:
         try:
-            body, ancillary, flags, _ = sock.recvmsg(MESSAGE_MAX_BYTES, space)
+            body, ancillary, flags, _ = sock.recvmsg(MESSAGE_MAX_BYTES, space, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:  # it left without reading everything; the kernel says so before its own last words
-            body, ancillary, flags, _ = sock.recvmsg(MESSAGE_MAX_BYTES, space)
+            body, ancillary, flags, _ = sock.recvmsg(MESSAGE_MAX_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             count = len(data) // calcsize("i")
             fds += unpack(f"{count}i", data[: count * calcsize("i")])
-    if not body:
+    if not body and not fds:
         return None
     try:
         message = _decoded(body.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict) or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         for fd in fds:
@@ -140,7 +145,12 @@ def _codec() -> tuple[Callable[[Any], str], Callable[[str], Any]]:
             raise ValueError("more than one JSON value")
         return value
 
+    if decoded(encoded(_SAMPLE)) != _SAMPLE:
+        raise TypeError("other parts")
     return encoded, decoded
+
+
+_SAMPLE = {"text": "\u00fc", "some": [1, 0.5, None, True]}
 
 
 def _refuse(value: Any) -> None:
@@ -149,7 +159,7 @@ def _refuse(value: Any) -> None:
 
 try:
     _encoded, _decoded = _codec()
-except (ImportError, TypeError):  # an interpreter of other parts
+except (ImportError, TypeError, AttributeError):  # an interpreter of other parts
     import json
 
     _encoded, _decoded = json.JSONEncoder(separators=(",", ":")).encode, json.loads

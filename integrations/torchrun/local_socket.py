@@ -10,9 +10,16 @@ import socket
 from typing import cast
 
 from lmr.integrations.torchrun import local_message
-from lmr.integrations.torchrun.local_message import MESSAGE_MAX_BYTES, LocalSocketError, check_peer, receive, send
+from lmr.integrations.torchrun.local_message import (
+    MESSAGE_MAX_BYTES,
+    LocalSocketError,
+    check_peer,
+    make_room,
+    receive,
+    send,
+)
 
-__all__ = ["MESSAGE_MAX_BYTES", "LocalSocketError", "check_peer", "connect", "listen", "receive", "send"]
+__all__ = ["MESSAGE_MAX_BYTES", "LocalSocketError", "check_peer", "connect", "listen", "make_room", "receive", "send"]
 
 
 def listen(name: str) -> socket.socket:

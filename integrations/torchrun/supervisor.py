@@ -58,12 +58,15 @@ def start() -> None:
     # Blocked until each side has its own handlers: a signal in between must not be lost or kill only one of the two.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     agent_pid, supervisor_pid = os.getppid(), os.getpid()
-    started = warm_request.ask(page.fd)
-    if started is not None:
-        _Supervisor(agent, started[1], page, agent_pid, started[0]).run(before)
-    trainer = os.fork()
+    try:
+        warm = warm_request.ask(page.fd, before)
+        trainer = os.fork() if warm is None else warm.pid
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        agent.close()
+        raise
     if trainer:
-        _Supervisor(agent, trainer, page, agent_pid).run(before)
+        _Supervisor(agent, trainer, page, agent_pid, warm).run(before)
     agent.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     die_with_parent(supervisor_pid)
@@ -104,10 +107,10 @@ class _Supervisor:
         trainer: int,
         page: WorkerPage,
         agent_pid: int,
-        warm_socket: socket.socket | None = None,
+        warm: warm_request.WarmTrainer | None = None,
     ) -> None:
         self._agent = agent
-        self._warm = warm_socket
+        self._warm = warm
         self._trainer = trainer
         self._page = page
         self._agent_pid = agent_pid
@@ -177,13 +180,15 @@ class _Supervisor:
                 timeout = max(0.0, self._fence_at - time.monotonic())
             watched: list[Any] = [self._agent, wake]
             if self._warm is not None:
-                watched.append(self._warm)
+                watched += self._warm.watched()
+                timeout = self._warm.most_s(timeout)
             readable, _, _ = select.select(watched, [], [], timeout)
             if wake in readable:
                 _empty(wake)
                 self._reap()
-            if self._warm is not None and self._warm in readable:
-                self._hear_warm(self._warm)
+            if self._warm is not None and (status := self._warm.status(readable)) is not None:
+                self._warm = None
+                self._ended(status)
             if self._agent in readable:
                 self._obey()
             elif self._fence_at is not None and time.monotonic() > self._fence_at:
@@ -206,16 +211,6 @@ class _Supervisor:
                 return
             if pid == self._trainer:
                 self._ended(status)
-
-    def _hear_warm(self, sock: socket.socket) -> None:
-        """The warm process tells how its fork ended; when it dies itself, it takes its forks along."""
-        try:
-            received = local_message.receive(sock)
-        except (OSError, LocalSocketError):
-            received = None
-        sock.close()
-        self._warm = None
-        self._ended(signal.SIGKILL if received is None else int(received[0]["status"]))
 
     def _ended(self, status: int) -> None:
         self._wait_status = status

@@ -16,6 +16,7 @@ import gc
 import importlib
 import importlib.machinery
 import io
+import multiprocessing.process
 import os
 import random
 import runpy
@@ -23,8 +24,10 @@ import signal
 import sys
 import types
 
+from lmr.integrations.torchrun.inheritance import take_after, take_signals
 from lmr.integrations.torchrun.process_tree import die_with_parent, name_process
-from lmr.integrations.torchrun.warm_forks import Job, WarmForks
+from lmr.integrations.torchrun.warm_forks import WarmForks
+from lmr.integrations.torchrun.warm_job import UNMOVED_BY, Job
 
 PRELOADED = (
     "torch",
@@ -57,9 +60,9 @@ def run_job(job: Job, page_fd: int) -> None:
     _hide_our_frames()
     arguments = job.arguments
     if arguments[0] == "-m":
-        sys.argv[:] = arguments[1:]
+        sys.argv[:] = ["-m", *arguments[2:]]
         sys.path[:] = [job.folder, *job.path]
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        _run_module(arguments[1])
     else:
         sys.argv[:] = arguments
         sys.path[:] = [os.path.dirname(os.path.realpath(arguments[0])), *job.path]  # noqa: PTH120
@@ -72,11 +75,19 @@ def _hide_our_frames() -> None:
     ours = (__file__, runpy.__file__, "<frozen runpy>")
 
     def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:
+        while trace is not None and trace.tb_frame.f_code.co_filename in ours:
             trace = trace.tb_next
         told(kind, error.with_traceback(trace), trace)
 
     sys.excepthook = hook
+
+
+def _run_module(name: str) -> None:
+    """As the interpreter runs one; `runpy.run_module` would take `__main__` away again when its last line has run."""
+    main = types.ModuleType("__main__")
+    vars(main).update(__builtins__=builtins)
+    sys.modules["__main__"] = main
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
 def _run_script(given: str) -> None:
@@ -92,20 +103,35 @@ def _run_script(given: str) -> None:
 
 
 def _take_over(job: Job) -> None:
+    take_after(job.supervisor)
+    take_signals(job.ignored, job.blocked)
     os.environ.clear()
     os.environ.update(job.environ)
     os.chdir(job.folder)
     name_process(f"rank{job.environ.get('RANK', '')}")  # its command line is the warm process's
     sys.orig_argv[:] = job.argv
-    if job.argv[1] == "-u":
-        for stream in (sys.stdout, sys.stderr):
-            reconfigure = getattr(stream, "reconfigure", None)
-            if reconfigure is not None:
-                reconfigure(write_through=True)
-    random.seed()  # forks of one process would draw the same numbers
+    _open_streams(job.unbuffered or bool(job.environ.get("PYTHONUNBUFFERED")))
+    multiprocessing.process.ORIGINAL_DIR = job.folder  # type: ignore[attr-defined]  # where spawned processes begin
+    _draw_other_numbers()
+
+
+def _open_streams(unbuffered: bool) -> None:
+    """As the interpreter does. The streams of the warm process have no buffers below, whatever a trainer wants."""
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        if isinstance(stream, io.TextIOWrapper):
+            lines = not unbuffered and (number == 2 or os.isatty(number))
+            stream.reconfigure(write_through=unbuffered, line_buffering=lines)
+
+
+def _draw_other_numbers() -> None:
+    """Forks of one process would draw the same random numbers."""
+    random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
 
 
 def _read_ahead() -> None:
@@ -119,7 +145,8 @@ def main() -> None:
     """Load, then serve."""
     name, agent, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     die_with_parent(agent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides when this node ends
+    for number in UNMOVED_BY:
+        signal.signal(number, signal.SIG_IGN)  # the agent decides when this node ends
     for module in PRELOADED:
         try:
             importlib.import_module(module)
@@ -129,7 +156,6 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # what is here stays: forks share its pages, and do not walk through them when they end
     job, page_fd = WarmForks(name, ranks).serve()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     run_job(job, page_fd)
 
 

@@ -21,28 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmr.integrations.torchrun import local_socket
-from lmr.integrations.torchrun.process_tree import die_with_parent
+from lmr.integrations.torchrun.warm_job import DESCRIPTORS, Job, await_job
+from lmr.integrations.torchrun.warm_request import interpreter
 
 QUIET_S = 1.0
 """Forks are made ready when no trainer has been asked for so long: until then the starting ones need the processor."""
-DESCRIPTORS = 4
-"""Standard input, output, error, and the page a trainer shares with its supervisor."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a trainer is started with."""
-
-    argv: list[str]
-    environ: dict[str, str]
-    folder: str
-    path: list[str]
-    supervisor: int
-
-    @property
-    def arguments(self) -> list[str]:
-        """Everything after the interpreter and its flags."""
-        return self.argv[2:] if self.argv[1] == "-u" else self.argv[1:]
+JOB_S = 2.0
+"""How long a supervisor that has connected may take to say what it wants; others wait meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +56,9 @@ class WarmForks:
         self._trainers: dict[int, _Fork] = {}
         """By descriptor of the process."""
         self._busy_at = time.monotonic()
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
+        """Given up to turn a supervisor away when there is no other descriptor."""
+        self._in_want = False
 
     def serve(self) -> tuple[Job, int]:
         """Serve; returns in a forked trainer only, with its job and the descriptor of its page."""
@@ -93,24 +81,53 @@ class WarmForks:
                     self._fork_ended(int(source))
 
     def _fork(self) -> tuple[Job, int] | None:
-        """One more ready fork. Returns in that fork, once it has a job."""
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """One more ready fork, where the machine has what it takes. Returns in that fork, once it has a job."""
+        try:
+            ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            self._wants(error)
+            return None
+        local_socket.make_room(ours)
         me = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = None
+            self._wants(error)
         if pid == 0:
             self._let_go_of_everything()
             ours.close()
-            return _await_job(its, me)
+            return await_job(its, me)
         its.close()
-        fork = _Fork(pid, os.pidfd_open(pid), ours)
+        if pid is None:
+            ours.close()
+            return None
+        try:
+            fork = _Fork(pid, os.pidfd_open(pid), ours)
+        except OSError as error:
+            ours.close()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self._wants(error)
+            return None
         self._selector.register(fork.ended, selectors.EVENT_READ)
         self._ready.append(fork)
+        self._in_want = False
         return None
+
+    def _wants(self, error: OSError) -> None:
+        """There are no processes, no memory or no descriptors left: trainers start cold, and it is tried again."""
+        self._busy_at = time.monotonic()
+        if not self._in_want:
+            print(f"lmr: no fork for a warm start: {error}", file=sys.stderr)
+        self._in_want = True
 
     def _let_go_of_everything(self) -> None:
         """In the fork: nothing of the warm process is left in it."""
         self._selector.close()
         self._listener.close()
+        if self._spare is not None:
+            os.close(self._spare)
         for fork in [*self._ready, *self._trainers.values()]:
             os.close(fork.ended)
             fork.socket.close()
@@ -118,36 +135,78 @@ class WarmForks:
     def _asked(self) -> tuple[Job, int] | None:
         """A supervisor wants a trainer. Returns in the trainer, where it had to be forked now."""
         self._busy_at = time.monotonic()
-        supervisor, _ = self._listener.accept()
+        supervisor = self._accepted()
+        if supervisor is None:
+            return None
+        descriptors: list[int] = []
         try:
             local_socket.check_peer(supervisor)
-            supervisor.settimeout(5)
+            supervisor.settimeout(JOB_S)
             received = local_socket.receive(supervisor)
-            if received is None or len(received[1]) != DESCRIPTORS:
+            supervisor.settimeout(None)
+            if received is None:
                 raise local_socket.LocalSocketError("no job")
-            Job(**received[0])
+            message, descriptors = received
+            if len(descriptors) != DESCRIPTORS:
+                raise local_socket.LocalSocketError(f"a job with {len(descriptors)} descriptors")
+            if Job(**message).interpreter != interpreter():
+                raise local_socket.LocalSocketError("the worker's Python is another, or has other options")
         except (OSError, TypeError, local_socket.LocalSocketError) as error:
             print(f"lmr: a warm start was refused: {error}", file=sys.stderr)
-            supervisor.close()
+            _close(supervisor, descriptors)
             return None
-        message, descriptors = received
-        supervisor.settimeout(None)
-        while True:
-            if not self._ready and (job := self._fork()) is not None:
+        fork = self._next_ready()
+        if fork is None:
+            if (job := self._fork()) is not None:
                 _close(supervisor, descriptors)
                 return job
+            fork = self._next_ready()
+        if fork is None:
+            _close(supervisor, descriptors)
+        else:
+            self._hand_over(fork, supervisor, message, descriptors)
+        return None
+
+    def _accepted(self) -> socket.socket | None:
+        try:
+            return self._listener.accept()[0]
+        except OSError as error:
+            self._wants(error)
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+        return None
+
+    def _next_ready(self) -> _Fork | None:
+        """A fork that lives; something may have killed it while it stood ready."""
+        while self._ready:
             fork = self._ready.pop(0)
-            try:
-                local_socket.send(fork.socket, message, descriptors)
-                break
-            except OSError:  # something killed it while it stood ready
-                self._reap(fork)
+            if os.waitid(os.P_PID, fork.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return fork
+            self._reap(fork)
+            fork.socket.close()
+        return None
+
+    def _hand_over(
+        self, fork: _Fork, supervisor: socket.socket, message: dict[str, Any], descriptors: list[int]
+    ) -> None:
+        """The supervisor hears of the trainer first: one that has given up starts its own, and never are there two."""
+        try:
+            local_socket.send(supervisor, {"pid": fork.pid})
+        except OSError:
+            self._ready.append(fork)
+            _close(supervisor, descriptors)
+            return
+        try:
+            local_socket.send(fork.socket, message, descriptors)
+        except OSError:  # it died just now; its supervisor is told when that is heard
+            signal.pidfd_send_signal(fork.ended, signal.SIGKILL)
         _close(fork.socket, descriptors)
         self._trainers[fork.ended] = _Fork(fork.pid, fork.ended, supervisor)
         self._selector.register(supervisor, selectors.EVENT_READ, fork.pid)
-        with contextlib.suppress(OSError):
-            local_socket.send(supervisor, {"pid": fork.pid})
-        return None
 
     def _fork_ended(self, descriptor: int) -> None:
         trainer = self._trainers.pop(descriptor, None)
@@ -157,6 +216,7 @@ class WarmForks:
         for fork in [ready for ready in self._ready if ready.ended == descriptor]:
             self._ready.remove(fork)
             self._reap(fork)
+            fork.socket.close()
             self._busy_at = time.monotonic()
 
     def _reap(self, fork: _Fork) -> int:
@@ -187,21 +247,6 @@ def _close(sock: socket.socket, descriptors: list[int]) -> None:
     sock.close()
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def _await_job(warm: socket.socket, warm_pid: int) -> tuple[Job, int]:
-    """In a fork: a process like one torchrun started, as soon as it has a job."""
-    os.setsid()
-    die_with_parent(warm_pid)
-    received = local_socket.receive(warm)
-    if received is None:
-        os._exit(0)
-    warm.close()
-    message, descriptors = received
-    for number, descriptor in enumerate(descriptors[:3]):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    return Job(**message), descriptors[3]
 
 
 def _kill_session(pid: int) -> None:

@@ -38,7 +38,7 @@ class WarmSide:
         told = [self._socket_name, str(os.getpid()), str(ranks)]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lmr.integrations.torchrun.warm", *told], stdin=subprocess.DEVNULL
+                [sys.executable, "-u", "-m", "lmr.integrations.torchrun.warm", *told], stdin=subprocess.DEVNULL
             )
         except OSError as error:
             log.warning("no_warm_start", why=str(error))

@@ -2,12 +2,9 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
+from warm_double import Supervisor, children, is_gone, start_warm, state, until
 
 from lmr.integrations.torchrun import local_socket
 
@@ -24,77 +21,15 @@ print([kind for kind in found if kind != "/memfd"])
 """
 OWN = b"['pipe', 'pipe', 'pipe', 'socket']"
 """Standard streams, and where SCOUT may ask this trainer for evidence."""
-LIVES = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture(scope="module")
 def warm():
     """A warm process that serves, with all its forks ready."""
-    name = f"lmr-warm-test-{os.getpid()}"
-    command = [sys.executable, "-m", "lmr.integrations.torchrun.warm", name, str(os.getpid()), str(RANKS)]
-    with subprocess.Popen(command) as process:
-        process.name = name
-        until(lambda: len(children(process.pid)) == RANKS, "the forks to stand ready")
+    with start_warm(RANKS) as process:
         yield process
         assert process.poll() is None, "it ended"
         process.kill()
-
-
-def until(condition, what, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.02)
-
-
-def children(pid):
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-
-
-def state(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def is_gone(pid):
-    return not Path(f"/proc/{pid}").exists()
-
-
-class Supervisor:
-    """Asks as a supervisor does, for a script that prints `ready` and lives until its input ends."""
-
-    def __init__(self, warm, folder, body=LIVES):
-        script = folder / f"script{len(list(folder.iterdir()))}.py"
-        script.write_text(body)
-        inputs, self.input = os.pipe()
-        self.output, outputs = os.pipe()
-        page = os.memfd_create("page")
-        os.ftruncate(page, 16384)
-        given = [inputs, outputs, outputs, page]
-        self.socket = local_socket.connect(warm.name)
-        job = {
-            "argv": [sys.executable, str(script)],
-            "environ": {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LMR_AGENT_SOCKET": "nobody"},
-            "folder": str(folder),
-            "path": sys.path,
-            "supervisor": os.getpid(),
-        }
-        local_socket.send(self.socket, job, given)
-        for descriptor in {*given}:
-            os.close(descriptor)
-
-    def pid(self):
-        return local_socket.receive(self.socket)[0]["pid"]
-
-    def says(self, word):
-        said = b""
-        while word not in said and (more := os.read(self.output, 1000)):
-            said += more
-        return word in said
-
-    def close(self):
-        for descriptor in (self.input, self.output):
-            os.close(descriptor)
-        self.socket.close()
 
 
 def test_a_trainer_is_a_fork_that_stood_ready_and_another_takes_its_place(warm, tmp_path):
