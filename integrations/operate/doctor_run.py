@@ -7,7 +7,10 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+
+from sqlalchemy import text
 
 from lmr.integrations.operate.finding import Finding
 from lmr.store import (
@@ -20,11 +23,14 @@ from lmr.store import (
     StoreError,
     open_log,
 )
+from lmr.store.opening import open_database
+from lmr.store.upgrading import current
 
 CLOCK_APART_MS = 1_000
 """Deadlines are kept by the database's clock and waited for by this machine's: so late may they fall."""
 SLOW_LOG_MS = 100
 """A decision waits for a few round trips."""
+MAY_CREATE = text("SELECT current_schema(), has_schema_privilege(current_schema(), 'CREATE')")
 CURES: tuple[tuple[type[StoreError], str], ...] = (
     (SchemaOlder, "lmr db upgrade LOG, with no run under way"),
     (SchemaNewer, "install the version of lm-resiliency-engine that wrote it, or a newer one"),
@@ -112,18 +118,32 @@ def _servable(text: str, address: str, port: int) -> Finding:
 
 
 def event_log(name: str) -> Iterator[Finding]:
-    """The log can be opened and written, is near, and its clock is ours."""
-    if "://" not in name and not Path(name).exists():
-        yield _new_file(Path(name))
-        return
+    """The log can be opened and written, or made; it is near, and its clock is ours."""
+    file = Path(name.removeprefix("sqlite:///")) if "://" not in name or name.startswith("sqlite:///") else None
     try:
-        with open_log(name, create=False) as log:
-            runs = len(log.runs())
-            yield Finding("event log", fine=True, detail=f"{log.url}: {runs} {'run' if runs == 1 else 'runs'}")
-            yield from _clock_and_way(log)
+        if file is not None and (not file.exists() or current(file).standing == "empty"):
+            yield _new_file(file)
+        elif file is None and current(name).standing == "empty":
+            yield _new_schema(name)
+        else:
+            with open_log(name, create=False) as log:
+                runs = len(log.runs())
+                yield Finding("event log", fine=True, detail=f"{log.url}: {runs} {'run' if runs == 1 else 'runs'}")
+                yield from _clock_and_way(log)
     except StoreError as error:
         cure = next((cure for kind, cure in CURES if isinstance(error, kind)), "lmr db check LOG says more")
         yield Finding("event log", fine=False, detail=str(error), cure=cure)
+
+
+def _new_schema(url: str) -> Finding:
+    """A database without a log: the first agent of a run makes it, if its role may."""
+    with closing(open_database(url, create=False, read_only=True)) as database, database.read() as connection:
+        schema, may = connection.execute(MAY_CREATE).one()
+        shown = database.url
+    if may:
+        return Finding("event log", fine=True, detail=f"{shown} holds none yet; the first agent of a run makes it")
+    cure = f"GRANT CREATE ON SCHEMA {schema or 'public'} TO the role of the URL, or have its owner say lmr db upgrade"
+    return Finding("event log", fine=False, detail=f"{shown} holds none yet, and this role may not make it", cure=cure)
 
 
 def _new_file(path: Path) -> Finding:

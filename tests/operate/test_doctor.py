@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from postgres_server import new_schema
+from sqlalchemy import create_engine, make_url, text
 
 from lmr.integrations.operate import doctor_machine, doctor_run
 from lmr.integrations.operate.doctor import findings
 from lmr.integrations.operate.finding import Finding
 from lmr.integrations.operate.main import main as lmr
-from lmr.store import open_log
+from lmr.store import StoreError, open_log
 
 
 def test_this_machine_is_fine(capsys, monkeypatch) -> None:
@@ -165,15 +167,34 @@ def test_the_endpoint_answers_or_is_ours_to_serve() -> None:
 
 def test_an_event_log_is_opened_and_timed(tmp_path) -> None:
     log = str(tmp_path / "events.db")
-    (new,) = doctor_run.event_log(log)
-    assert new.fine
-    assert "not there yet" in new.detail
+    for name in (log, f"sqlite:///{log}"):
+        (new,) = doctor_run.event_log(name)
+        assert new.fine
+        assert "not there yet" in new.detail
     open_log(log).close()
     assert [(f.what, f.fine) for f in doctor_run.event_log(log)] == [
         ("event log", True),
         ("log's clock", True),
         ("way to the log", True),
     ]
+
+
+def test_an_empty_database_is_fine_if_its_role_may_make_the_log(own_postgres) -> None:
+    """What a run finds the first time; and what PostgreSQL 15 and newer give a role that does not own the schema."""
+    (new,) = doctor_run.event_log(new_schema(own_postgres.url))
+    assert new.fine, new
+    assert "holds none yet; the first agent of a run makes it" in new.detail
+    engine = create_engine(own_postgres.url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE ROLE guest LOGIN"))
+        connection.execute(text("REVOKE CREATE ON SCHEMA public FROM PUBLIC"))
+    engine.dispose()
+    guests = make_url(own_postgres.url).set(username="guest").render_as_string(hide_password=False)
+    (refused,) = doctor_run.event_log(guests)
+    assert not refused.fine
+    assert refused.cure.startswith("GRANT CREATE ON SCHEMA public TO the role of the URL")
+    with pytest.raises(StoreError, match="permission denied"):
+        open_log(guests)
 
 
 def test_a_database_that_is_away_or_not_ours_has_a_cure(own_postgres, postgres_url) -> None:
@@ -183,11 +204,9 @@ def test_a_database_that_is_away_or_not_ours_has_a_cure(own_postgres, postgres_u
     (away,) = doctor_run.event_log(own_postgres.url)
     assert not away.fine
     assert away.cure.startswith("start the server")
-    from sqlalchemy import create_engine, text
-
     engine = create_engine(postgres_url)
     with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE somebody_elses (id int)"))
+        connection.execute(text("CREATE TABLE events (invoice int)"))
     engine.dispose()
     (foreign,) = doctor_run.event_log(postgres_url)
     assert not foreign.fine
