@@ -22,6 +22,11 @@ def test_a_halted_run_says_why_in_code_last_line_and_error_file(waiting, tmp_pat
     told = json.loads((tmp_path / "node-1.json").read_text())
     assert told["message"]["message"] == "RunEnded: the run was halted: operator_halt"
     assert not (tmp_path / "node-2.json").exists()
+    for node, code in (("node-1", 1), ("node-2", 0)):
+        loop.start(node)  # by a supervisor that does not know better
+        assert loop.wait_exit(node) == code, loop.standing()
+        assert f"run {loop.run_id!r} is closed: " in loop.last_line(node)
+        assert "operator_halt" in loop.last_line(node)
 
 
 def test_a_run_that_succeeds_is_0_for_all_and_leaves_no_error_file(waiting, tmp_path):
