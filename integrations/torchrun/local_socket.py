@@ -10,16 +10,13 @@ import socket
 from typing import cast
 
 from lmr.integrations.torchrun import local_message
-from lmr.integrations.torchrun.local_message import (
-    MESSAGE_MAX_BYTES,
-    LocalSocketError,
-    check_peer,
-    make_room,
-    receive,
-    send,
-)
 
-__all__ = ["MESSAGE_MAX_BYTES", "LocalSocketError", "check_peer", "connect", "listen", "make_room", "receive", "send"]
+MESSAGE_MAX_BYTES = local_message.MESSAGE_MAX_BYTES
+LocalSocketError = local_message.LocalSocketError
+check_peer = local_message.check_peer
+make_room = local_message.make_room
+receive = local_message.receive
+send = local_message.send
 
 
 def listen(name: str) -> socket.socket:
