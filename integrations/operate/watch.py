@@ -15,7 +15,7 @@ from rich.table import Table
 from lmr.integrations.operate.runs import RunNotChosen, chosen_run
 from lmr.integrations.operate.standing import Follower, Standing
 from lmr.replay_tool.standard_output import PlainConsole
-from lmr.store import LogUnavailable, StoreError, open_log
+from lmr.store import Lease, LogUnavailable, StoreError, open_log
 
 REFRESH_S = 1.0
 
@@ -44,14 +44,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     with open_log(args.log, create=False, read_only=True) as log:
-        follower = Follower()
-        for record in log.read(chosen_run(log, args.run_id)):
+        follower, run_id = Follower(), chosen_run(log, args.run_id)
+        for record in log.read(run_id):
             follower.fold(record)
-        standing = follower.standing()
+        standing, lease, now_ms = follower.standing(), log.lease(run_id), log.now_ms()
         if args.json:
-            print(json.dumps(asdict(standing), indent=2))
+            decider = _node(lease) if lease is not None and lease.expires_at_ms >= now_ms else None
+            print(json.dumps({**asdict(standing), "decider": decider}, indent=2))
         else:
-            PlainConsole(soft_wrap=True).print(render(standing, log.now_ms()))
+            PlainConsole(soft_wrap=True).print(render(standing, now_ms, lease))
     if not args.exit_code:
         return 0
     if not args.json:
@@ -62,7 +63,7 @@ def _status(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace) -> int:
     with open_log(args.log, create=False, read_only=True) as log:
         run_id = chosen_run(log, args.run_id)
-        follower = Follower()
+        follower, lease = Follower(), log.lease(run_id)
         now_ms = log.now_ms()
         with Live(refresh_per_second=4, console=PlainConsole()) as live:
             while True:
@@ -70,22 +71,23 @@ def _watch(args: argparse.Namespace) -> int:
                 try:
                     for record in log.read(run_id, after=follower.state.seq):
                         follower.fold(record)
-                    now_ms = log.now_ms()
+                    lease, now_ms = log.lease(run_id), log.now_ms()
                 except LogUnavailable as error:
                     outage = str(error)
                 standing = follower.standing()
-                live.update(render(standing, now_ms, outage))
+                live.update(render(standing, now_ms, lease, outage))
                 if standing.closed:
                     return 0
                 time.sleep(REFRESH_S)
 
 
-def render(standing: Standing, now_ms: int, outage: str | None = None) -> Group:
+def render(standing: Standing, now_ms: int, lease: Lease | None = None, outage: str | None = None) -> Group:
     """The standing as a person reads it.
 
     Args:
         standing: what to show.
         now_ms: the time by the log's clock, to say how long ago things were.
+        lease: the right to decide, as the log has it.
         outage: why the log cannot be read now, if so: what is shown is from before.
     """
     facts = Table(box=None, show_header=False, pad_edge=False)
@@ -104,6 +106,8 @@ def render(standing: Standing, now_ms: int, outage: str | None = None) -> Group:
         "last decision": None if decided_ms is None else f"{standing.last_decision}, {_ago(now_ms - decided_ms)}",
         "log": f"{standing.seq} events, the newest {_ago(now_ms - standing.recorded_at_ms)}",
     }
+    if not standing.closed:
+        rows["decided by"] = _decider(lease, now_ms)
     if outage is not None:
         rows["cannot read the log"] = outage
     for name, value in rows.items():
@@ -113,6 +117,19 @@ def render(standing: Standing, now_ms: int, outage: str | None = None) -> Group:
         cells = (node.slot, node.captured_step, node.replicated_step)
         nodes.add_row(node.node, node.role, *("-" if cell is None else str(cell) for cell in cells))
     return Group(facts, "", nodes)
+
+
+def _node(lease: Lease) -> str:
+    """Agents hold leases as `node/incarnation`."""
+    return lease.holder.partition("/")[0]
+
+
+def _decider(lease: Lease | None, now_ms: int) -> str:
+    if lease is None:
+        return "nobody"
+    if lease.expires_at_ms >= now_ms:
+        return f"{_node(lease)} at {lease.address}"
+    return f"nobody: the lease of {_node(lease)} ended {_ago(now_ms - lease.expires_at_ms)}"
 
 
 def _ago(ms: int) -> str:

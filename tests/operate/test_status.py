@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from lmr.engine import Record
 from lmr.integrations.operate.main import VERBS
 from lmr.integrations.operate.main import main as lmr
 from lmr.integrations.operate.standing import Follower, Standing
+from lmr.replay_tool.main import main as lmr_replay
 from lmr.store import open_log
+
+CORPUS = Path(__file__).parents[1] / "replay_tool" / "corpus"
 
 
 def records(log: str) -> list[Record]:
@@ -81,6 +85,29 @@ def test_json_says_the_same(recorded, capsys) -> None:
     assert lmr(["status", recorded("node-loss"), "--json"]) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (told["state"], told["generation"], told["recoveries"], told["replica_lag_steps"]) == ("succeeded", 1, 1, 0)
+
+
+def test_a_run_that_nobody_decides_any_more_is_said(tmp_path, capsys) -> None:
+    """The records alone would say `training` for ever after its decider is gone."""
+    story = (CORPUS / "node-loss.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "begun.jsonl").write_text("".join(story[:40]))
+    log = str(tmp_path / "events.db")
+    assert lmr_replay(["import", str(tmp_path / "begun.jsonl"), "--into", log]) == 0
+
+    def said() -> tuple[str, Any]:
+        capsys.readouterr()
+        assert lmr(["status", log]) == 0
+        (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("decided by")]
+        assert lmr(["status", log, "--json"]) == 0
+        return " ".join(row.split()), json.loads(capsys.readouterr().out)["decider"]
+
+    assert said() == ("decided by nobody", None)
+    with open_log(log) as opened:
+        lease = opened.acquire_lease("node-loss", holder="node-1/1", address="10.0.0.1:4000", ttl_ms=60_000)
+        assert lease is not None
+        assert said() == ("decided by node-1 at 10.0.0.1:4000", "node-1")
+        opened.release_lease("node-loss", lease.epoch)
+    assert said() == ("decided by nobody: the lease of node-1 ended 0 s ago", None)
 
 
 def test_watch_ends_with_the_run(recorded, capsys) -> None:

@@ -65,7 +65,9 @@ def test_every_verb_is_recorded_and_does_what_it_says(waiting, say, capsys):
     assert code == 0
     assert line.startswith("lmr cordon: no node 'nod-1' has joined yet; known: node-1, node-2, node-3, node-4")
     assert lmr(["status", str(loop.event_log), "--json"]) == 0
-    roles = {node["node"]: node["role"] for node in json.loads(capsys.readouterr().out)["nodes"]}
+    standing = json.loads(capsys.readouterr().out)
+    assert standing["decider"] == "node-1"
+    roles = {node["node"]: node["role"] for node in standing["nodes"]}
     assert roles == {
         "nod-1": "not seen, cordoned",
         "node-1": "active",
