@@ -84,3 +84,29 @@ def _cmdline(pid):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+@pytest.mark.long
+def test_nobody_waits_for_ever_for_a_warm_process_that_is_stopped(job):
+    """A trainer's end is noticed without it, the next ones start cold, and when it goes on it starts nothing late."""
+    loop = job("--steps", "400", nodes="1:1")
+    loop.start("node-1")
+    loop.wait_for(lambda: loop.is_warm("node-1"), "the warm process to serve")
+    loop.train_until(5)
+    os.kill(max(loop.trainers("node-1").items())[1], signal.SIGKILL)
+    loop.wait_resumed(1)
+    agent = loop.agents["node-1"].process.pid
+    (warm,) = [pid for pid in _children(agent) if b"torchrun.warm" in _cmdline(pid)]
+    before = loop.trainers("node-1")
+    os.kill(warm, signal.SIGSTOP)
+    os.kill(before[1], signal.SIGKILL)
+    loop.wait_resumed(2, 120)
+    text = loop.agents["node-1"].text()
+    assert "does not say how rank 1 ended" in text
+    assert text.count("the warm process does not answer") == 2
+    cold = loop.trainers("node-1")
+    assert not any(b"torchrun.warm" in _cmdline(pid) for pid in cold.values())
+    os.kill(warm, signal.SIGCONT)
+    loop.wait_for(lambda: len(_children(warm)) == 2, "the warm process to have forks ready")
+    assert loop.trainers("node-1") == cold
+    assert loop.wait_exit("node-1", 120) == 0, loop.standing()

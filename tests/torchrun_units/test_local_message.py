@@ -44,10 +44,14 @@ def test_a_message_is_written_and_read_as_json_does(value, pair):
     assert local_message.receive(pair[1]) == (json.loads(json.dumps(value)), [])
 
 
-@pytest.mark.parametrize(
-    "body", [b"{", b"{} {}", b"[]", b"1", b"nul", b'{"a":}', b'{"a":1,}', b"\xff\xfe", b'{"a":"\n"}', b" {}", b"\0"]
-)
+NO_MESSAGES = [b"{", b"{} {}", b"[]", b"1", b"nul", b'{"a":}', b'{"a":1,}', b"\xff\xfe", b'{"a":"\n"}', b" {}", b"\0"]
+TOO_MUCH = [b'{"a":' * 20_000, b'{"a":' + b"9" * 5_000 + b"}"]
+"""For the parser's stack, and more digits than Python reads where it has a limit."""
+
+
+@pytest.mark.parametrize("body", [*NO_MESSAGES, *TOO_MUCH[: 2 if hasattr(sys, "get_int_max_str_digits") else 1]])
 def test_what_is_no_message_is_refused(body, pair):
+    local_message.make_room(pair[0])
     pair[0].send(body)
     with pytest.raises(local_message.LocalSocketError, match="not one JSON object"):
         local_message.receive(pair[1])
@@ -71,6 +75,50 @@ def test_descriptors_come_along(pair):
     assert os.read(their_read, 10) == b"here"
     for descriptor in (read, write, their_read, their_write):
         os.close(descriptor)
+
+
+@pytest.mark.parametrize(("body", "count"), [(b"", 1), (b"{}", 20), (b"[]", 2)])
+def test_descriptors_of_what_is_refused_are_closed(pair, body, count):
+    read, write = os.pipe()
+    before = os.listdir("/proc/self/fd")
+    socket.send_fds(pair[0], [body], [read] * count)
+    with pytest.raises(local_message.LocalSocketError):
+        local_message.receive(pair[1])
+    assert os.listdir("/proc/self/fd") == before
+    os.close(read)
+    os.close(write)
+
+
+def test_descriptors_that_came_do_not_outlive_an_exec(pair):
+    read, write = os.pipe()
+    local_message.send(pair[0], {}, [read])
+    _, (came,) = local_message.receive(pair[1])
+    assert not os.get_inheritable(came)
+    for descriptor in (read, write, came):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "make_scanner = None",
+        "def make_scanner(context): context.array_hook",
+        "make_scanner = lambda context: lambda text, start: (text, len(text))",
+        "del make_encoder",
+    ],
+)
+def test_an_interpreter_of_other_parts_uses_json(other):
+    """Python's own parts of `json` are its own affair: a version may change them."""
+    code = (
+        "import sys, types, _json\n"
+        "parts = types.ModuleType('_json'); vars(parts).update(vars(_json))\n"
+        f"exec({other!r}, vars(parts))\n"
+        "import json; sys.modules['_json'] = parts\n"
+        "from lmr.integrations.torchrun import local_message\n"
+        "text = local_message._encoded({'a': [1, None]}); print(text, local_message._decoded(text))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout == "{\"a\":[1,null]} {'a': [1, None]}\n", ran.stderr
 
 
 @pytest.mark.parametrize("connect", [local_message.connect, local_socket.connect])
