@@ -474,6 +474,33 @@ def test_torchtitan_930_killed_while_state_is_being_captured(job):
     assert loop.losses(0).keys() == set(range(1, 121))
 
 
+@pytest.mark.long
+def test_torchtitan_930_killed_inside_an_asynchronous_save(pair, tmp_path):
+    """All machines lose power while the script's checkpoint is being written: it is never named, the one before is."""
+    policy = "schema_version = 1\ninterval = 9\n[recovery]\npublish_ms = 100\n"
+    loop = pair("--dcp", str(tmp_path), "--dcp-stuck-at", "60", policy=policy)
+    nodes = ("node-1", "node-2")
+    loop.start_all(*nodes)
+    loop.wait_for(lambda: list(tmp_path.glob("60/*")), "the files of step 60", 120)
+    clean = {"step": 40, "verdict": "clean"}
+    loop.wait_for(
+        lambda: any(clean.items() <= e.items() for e in loop.events("replay_checked")), "step 40's check", 120
+    )
+    loop.wait_for(lambda: 40 in {e["step"] for e in loop.events("checkpoint_persisted")}, "checkpoint 40", 120)
+    for node in nodes:
+        loop.kill_machine(node)
+        loop.agents[node].process.wait()
+    assert not (tmp_path / "60" / ".metadata").exists()
+    assert {e["step"] for e in loop.events("checkpoint_persisted")} == {20, 40}
+    loop.start_all(*nodes)
+    for node in nodes:
+        assert loop.wait_exit(node, 180) == 0, loop.standing()
+    again = loop.plans()[1]
+    assert [(s["tier"], s["holder"]) for s in again["checkpoint"]["sources"]] == [("durable", str(tmp_path / "40"))] * 2
+    assert not loop.events("restore_failed")
+    assert loop.losses(0).keys() == loop.losses(1).keys() == set(range(1, 161))
+
+
 def test_dlrover_pr_1727_1685_a_long_evaluation_or_checkpoint_is_not_a_hang(job, tmp_path):
     """Rank 0 takes four times the hang detector's floor for each, the others wait for it, and nobody is accused."""
     policy = "schema_version = 1\n[replay.hang]\nfloor_ms = 2000\n"

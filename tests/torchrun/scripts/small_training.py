@@ -25,6 +25,7 @@ parser.add_argument(
 parser.add_argument("--save-at", type=int, default=None)
 parser.add_argument("--save-s", type=float, default=60, help="for so long the first save writes")
 parser.add_argument("--dcp", default=None, help="folder for a distributed checkpoint of the model every 20 steps")
+parser.add_argument("--dcp-stuck-at", type=int, default=None, help="in the first life this one is never on disk")
 parser.add_argument("--evaluate-at", type=int, default=None, help="rank 0 evaluates for 8 s after this step")
 args = parser.parse_args()
 
@@ -86,6 +87,8 @@ for epoch in range(10_000):
         if args.dcp is not None and step % 20 == 0:
             if saved is not None:
                 saved.result()
+            if step == args.dcp_stuck_at and os.environ["LM_RESILIENCY_GENERATION"] == "0":
+                os.fsync = lambda _file: time.sleep(600)
             saved = checkpoint.async_save(
                 {"model": model.module.state_dict()}, checkpoint_id=f"{args.dcp}/{step}", process_group=saving_group
             )
