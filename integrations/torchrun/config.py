@@ -83,11 +83,13 @@ def read_config(params: RendezvousParameters, environ: Mapping[str, str] = os.en
     """Check everything an agent was given, before anything is started.
 
     Raises:
-        ConfigInvalid: an unknown or ill-typed key, an unreadable policy, a missing `--rdzv-id`.
+        ConfigInvalid: an unknown or ill-typed key, an unreadable policy, a missing or unusable `--rdzv-id`.
     """
     given: dict[str, Any] = dict(params.config)
     if params.run_id in ("", "none"):
         raise ConfigInvalid("--rdzv-id is missing: give every run its own id, the same on all its nodes")
+    if "/" in params.run_id:
+        raise ConfigInvalid(f"--rdzv-id is {params.run_id!r}; allowed: no '/', torchrun names a log folder after it")
     unknown = sorted(key for key in given if key.startswith(PREFIX) and key not in OUR_KEYS)
     if unknown:
         raise ConfigInvalid(f"--rdzv-conf: unknown key {unknown[0]!r}; allowed: {', '.join(OUR_KEYS)}")

@@ -19,12 +19,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
+
 from lmr.integrations.torchrun.config import BackendConfig
 from lmr.integrations.torchrun.errors import MeetingFailed
 from lmr.integrations.torchrun.identity import address_towards
 
 DEFAULT_PORT = 29400
 LOOK_AGAIN_S = 0.05
+SAY_AFTER_S = 3.0
+"""A host may start a little later than the others; who waits longer says so."""
+
+log = structlog.get_logger("lmr.meeting")
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,14 @@ def meet(config: BackendConfig, cancelled: Callable[[], bool] = lambda: False) -
         except _AddressTaken as taken:
             if config.is_host:
                 raise MeetingFailed(f"--rdzv-endpoint: {host}:{port} is taken though is_host=true: {taken}") from None
-    while not _listening(host, port):
-        if time.monotonic() > until or cancelled():
-            raise MeetingFailed(f"--rdzv-endpoint: nobody listens at {host}:{port} within the join timeout")
+    say_at = time.monotonic() + SAY_AFTER_S
+    while (why := _unreachable(host, port)) is not None:
+        now = time.monotonic()
+        if now > until or cancelled():
+            raise MeetingFailed(f"--rdzv-endpoint: nobody listens at {host}:{port} within the join timeout ({why})")
+        if now > say_at:
+            log.warning("host_awaited", endpoint=f"{host}:{port}", why=why, waits_for_s=round(until - now))
+            say_at = until
         time.sleep(LOOK_AGAIN_S)
     return TcpMeeting(config.run_id, host, port, serves=False)
 
@@ -105,6 +116,7 @@ class TcpMeeting:
         self.serves = serves
         self.host_name = host
         self.host_port = port
+        self._run_id = run_id
         self._key = f"lmr/{run_id}/host"
         bind = None
         if serves:
@@ -127,14 +139,19 @@ class TcpMeeting:
 
     def find(self, until: float) -> Host:
         """See `Meeting`."""
-        while time.monotonic() < until:
+        say_at = time.monotonic() + SAY_AFTER_S
+        while (now := time.monotonic()) < until:
             try:
                 if self._store.check([self._key]):
                     return _host_from(self._store.get(self._key))
             except RuntimeError as error:
                 raise MeetingFailed(f"the rendezvous host went away: {str(error).splitlines()[0]}") from None
+            if now > say_at:
+                endpoint, why = f"{self.host_name}:{self.host_port}", f"no run {self._run_id!r} is announced there yet"
+                log.warning("host_awaited", endpoint=endpoint, why=why, waits_for_s=round(until - now))
+                say_at = until
             time.sleep(LOOK_AGAIN_S)
-        raise MeetingFailed(f"no run {self._key.split('/')[1]!r} was announced at {self.host_name}:{self.host_port}")
+        raise MeetingFailed(f"no run {self._run_id!r} was announced at {self.host_name}:{self.host_port}")
 
     def close(self) -> None:
         """See `Meeting`."""
@@ -245,9 +262,10 @@ def _bind(port: int) -> socket.socket:
         raise MeetingFailed(f"--rdzv-endpoint: port {port}: {error.strerror}") from None
 
 
-def _listening(host: str, port: int) -> bool:
+def _unreachable(host: str, port: int) -> str | None:
+    """Why no connection can be made; None when somebody listens."""
     try:
         socket.create_connection((host, port), timeout=2).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -62,6 +62,10 @@ ALONE = {
     "ill-typed policy key": (policy("schema_version = 1\ninterval = 'two'\n"), ["key 'interval' is 'two'", "integer"]),
     "policy out of range": (policy("schema_version = 1\ninterval = 0\n"), ["key 'interval' is 0", "greater than"]),
     "no --rdzv-id": (without_id, ["--rdzv-id is missing"]),
+    "--rdzv-id that names no folder": (
+        lambda loop: setattr(loop, "run_id", "team/run-1"),
+        ["--rdzv-id is 'team/run-1'; allowed: no '/'"],
+    ),
     "log in no folder": (no_folder, ["events.db"]),
     "log of somebody else": (foreign, ["foreign.db"]),
     "log of a newer version": (newer, ["newer.db", "newer"]),
@@ -105,6 +109,15 @@ def test_a_mistake_of_one_agent(waiting, mistake):
     assert not list(loop.folder.glob("events.db*")), "a mistake left a log behind"
 
 
+def test_an_agent_that_waits_for_its_host_says_so(waiting):
+    """The default patience is ten minutes: a mistyped host is seen after seconds, with the reason."""
+    patience = {"lm_resiliency_join_timeout_ms": "6000"}
+    loop = waiting(nodes="1:1", nproc=1, endpoint="no-such-host.invalid:29400", conf=patience)
+    loop.start("node-1")
+    loop.wait_for(lambda: "host_awaited" in loop.agents["node-1"].text(), "the agent to say what it waits for")
+    assert_refused(loop, "node-1", ["nobody listens at no-such-host.invalid:29400 within the join timeout ("])
+
+
 # What differs between the agents of one run, whom it names, and the words of the refusal.
 TOGETHER = {
     "twin": ("node-2", {}, {}, POLICY, ["node id 'node-2' is in use by a live agent", "LM_RESILIENCY_NODE_ID"]),
@@ -118,7 +131,6 @@ TOGETHER = {
     "--nnodes": ("node-8", {"nodes": "2:5"}, {}, POLICY, ["--nnodes maximum is 5 here and 2 in the run"]),
     "--nproc-per-node": ("node-8", {"nproc": 3}, {}, POLICY, ["--nproc-per-node is 3 here and 1 in the run"]),
     "one too many": ("node-8", {}, {}, POLICY, ["would be one more than --nnodes allows (2)"]),
-    "another run": ("node-8", {"run_id": "another"}, {"lm_resiliency_join_timeout_ms": "2000"}, POLICY, ["another"]),
     "secret": ("node-8", {"environ": "secret"}, {"lm_resiliency_join_timeout_ms": "3000"}, POLICY, ["secret"]),
 }
 
@@ -147,6 +159,24 @@ def test_an_agent_that_does_not_belong_to_the_run(going, module_waiting, tmp_pat
     assert_refused(stranger, node, words)
     assert len(going.records()) == before, going.standing()
     assert {node: vault_of(going, node) for node in ("node-1", "node-2")} == vaults
+
+
+def test_an_agent_of_another_run_says_that_this_endpoint_has_none(going, module_waiting):
+    """Two runs that share an endpoint by mistake: the second one waits for a host of its own, and says so."""
+    stranger = module_waiting(
+        nodes="2:2",
+        nproc=1,
+        run_id="another",
+        endpoint=going.endpoint,
+        name="stranger of another run",
+        conf={"lm_resiliency_join_timeout_ms": "6000"},
+    )
+    before = len(going.records())
+    stranger.start("node-8")
+    said = "no run 'another' is announced there yet"
+    stranger.wait_for(lambda: said in stranger.agents["node-8"].text(), "the agent to say what it waits for")
+    assert_refused(stranger, "node-8", ["no run 'another' was announced at 127.0.0.1:"])
+    assert len(going.records()) == before, going.standing()
 
 
 def test_the_run_that_is_going_was_not_harmed(going):
