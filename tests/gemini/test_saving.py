@@ -65,3 +65,15 @@ def test_a_vault_that_is_told_to_end_saves_and_waits_for_its_agent(make_node: Ma
     assert node.control is not None
     node.control.shutdown(socket.SHUT_RDWR)
     assert node.vault.wait(10) == 0
+
+
+def test_what_a_scheduler_sends_to_every_process_of_a_job_costs_no_memory(make_node: MakeNode) -> None:
+    """As `scancel --signal=USR1` does: training scripts have a use for it, a vault has not and must not end of it."""
+    node = make_node()
+    node.enter(0, 0, [0])
+    PlainTrainer(node.vault_socket, 0).capture(1)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
+        os.kill(node.vault.pid, number)
+    node.tell({"kind": "save"})
+    assert node.vault_says.wait(kind="saved")[0] == {"kind": "saved", "disk": [], "memory": [1]}
+    assert node.vault.poll() is None

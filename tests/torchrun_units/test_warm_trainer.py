@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from warm_double import Supervisor, start_warm, state, until
+from warm_double import Supervisor, has_ended, start_warm, state, until
 
 from lmr.integrations.torchrun import local_socket
 from lmr.integrations.torchrun.warm_job import UNMOVED_BY
@@ -181,3 +181,14 @@ def test_a_supervisor_that_has_given_up_gets_no_trainer(warm, tmp_path):
     assert not one.says(b"ran")
     one.close()
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_failed_trainer_leaves_behind_is_killed_before_it_is_told(warm, tmp_path):
+    """Nothing of it lives on beside the trainer of the next generation."""
+    body = "import os, subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); os._exit(1)"
+    one = Supervisor(warm, tmp_path, body)
+    one.pid()
+    assert one.status() == 1 << 8
+    left = int(os.read(one.output, 1000).split()[-1])
+    until(lambda: has_ended(left), "it to be killed", 5)
+    one.close()

@@ -16,8 +16,9 @@ from lmr.integrations.gemini.vault.service import Service
 def main() -> None:
     """Serve until the agent says close or has been gone for too long."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    # Ctrl-C at a terminal reaches the whole foreground group; the agent decides when the state may go.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Schedulers and terminals signal every process of a job; the agent decides when the state may go.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     env = os.environ
     policy = json.loads(env.get("LMR_WORKER_POLICY") or "{}")
     service = Service(
