@@ -110,3 +110,22 @@ def test_nobody_waits_for_ever_for_a_warm_process_that_is_stopped(job):
     loop.wait_for(lambda: len(_children(warm)) == 2, "the warm process to have forks ready")
     assert loop.trainers("node-1") == cold
     assert loop.wait_exit("node-1", 120) == 0, loop.standing()
+
+
+@pytest.mark.long
+def test_a_job_that_is_cancelled_leaves_its_scripts_their_last_words(job):
+    """As `scancel` does: SIGTERM to every process of the node at once, the warm one and forks that stand ready too."""
+    loop = job(nodes="1:1", command=[str(Path(__file__).parent / "scripts" / "says_goodbye.py")])
+    loop.command = [*loop.command, str(loop.folder)]
+    loop.start("node-1")
+    loop.wait_for(lambda: len(list(loop.folder.glob("ready.*"))) == 2, "warm trainers")
+    (warm,) = [pid for pid in _children(loop.agents["node-1"].process.pid) if b"torchrun.warm" in _cmdline(pid)]
+    assert {warm} == {_parent(pid) for pid in loop.trainers("node-1").values()}
+    for pid in loop.processes("node-1"):
+        os.kill(pid, signal.SIGTERM)
+    loop.wait_exit("node-1")
+    assert len(list(loop.folder.glob("goodbye.*"))) == 2, loop.standing()
+
+
+def _parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
