@@ -16,6 +16,8 @@ HOST_GONE_S = 5.0
 HOST_SILENT_S = 120.0
 """Silence that ends an agent even when the host's address still accepts: it is frozen for good."""
 ASK_AGAIN_S = 0.1
+PATIENT = 0.7
+"""The part of a lease for which peers are asked again: one that is slow may have heard the decider a moment longer."""
 SURE_OF_LEASE = 0.9
 """The part of a lease for which workers may count on it; the rest is for ending them."""
 
@@ -93,7 +95,6 @@ class Solitude:
         now, link = self._current(), self._link
         if now.orders is None or now.mine is None or now.displaced:
             return
-        silent_ms = self._timeout_ms // 2
         # Heartbeats are a sixth of a lease apart: a peer that lost the decider with this node is silent for a third.
         peer_silent_ms = self._timeout_ms // 4
         peers, answer_s, began = list(now.orders.peers), self._answer_s(), self._clock.monotonic()
@@ -101,7 +102,7 @@ class Solitude:
             # Should somebody decide from now on, it gives every node a whole lease first.
             self._excused_until = began + self._timeout_ms / 1000
             return
-        if self._link is link and self.silent_s() * 1000 > silent_ms:
+        if self._link is link and self.silent_s() * 1000 > PATIENT * self._timeout_ms:
             self._fence()
 
     def _answer_s(self) -> float:
