@@ -260,7 +260,7 @@ def test_pytorch_76287_the_rendezvous_host_is_gone_for_good(waiting, how, bound_
         loop.wait_for(lambda node=node: not loop.processes(node), f"everything of {node} to end")
 
 
-@pytest.mark.parametrize("seconds", [6, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.long)])
 def test_pytorch_118891_one_rank_tears_down_slowly(waiting, seconds):
     """The node of the rendezvous finishes first, rank 0 elsewhere is slow: all wait for it, all exit with 0."""
     loop = waiting("--slow-end", f"0:{seconds}", nodes="2:3", nproc=2)
