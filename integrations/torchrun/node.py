@@ -225,6 +225,7 @@ class Node:
             self._secret,
             current=lambda: self._current,
             spawn=self._spawn,
+            excused=self._tell_lease,
             fence=self._fence,
             host_gone=self._host_gone,
         )
@@ -487,10 +488,15 @@ class Node:
         while True:
             await asyncio.sleep(WATCH_S)
             ticks += 1
-            if ticks % BEAT_TICKS == 0 and self._workers is not None:
-                self._workers.beat(self._workers_until())
+            if ticks % BEAT_TICKS == 0:
+                self._tell_lease()
             if self._solitude is not None and self._current.end is None:
                 self._solitude.look(can_move=self._can_move)
+
+    def _tell_lease(self) -> None:
+        """Supervisors hear at once until when their trainers may run: each must end its own by then."""
+        if self._workers is not None:
+            self._workers.beat(self._workers_until())
 
     def _host_gone(self) -> None:
         self._end("the rendezvous host is gone; its event log is on that machine's disk", 1)

@@ -31,6 +31,7 @@ class Solitude:
         secret: of the run; peers are asked with it.
         current: the latest word.
         spawn: runs a coroutine for as long as the node lives.
+        excused: workers may go on without the decider, until `safe_until`.
         fence: stops this node's workers.
         host_gone: the decider's host is dead for good, and nobody can take over.
     """
@@ -43,6 +44,7 @@ class Solitude:
         *,
         current: Callable[[], Current],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        excused: Callable[[], None],
         fence: Callable[[], None],
         host_gone: Callable[[], None],
     ) -> None:
@@ -51,6 +53,7 @@ class Solitude:
         self._secret = secret
         self._current = current
         self._spawn = spawn
+        self._excused = excused
         self._fence = fence
         self._host_gone = host_gone
         self._link: Link | None = None
@@ -101,6 +104,7 @@ class Solitude:
         if self.silent_s() < ALONE_S and await nobody_decides(self._secret, peers, peer_silent_ms, answer_s):
             # Should somebody decide from now on, it gives every node a whole lease first.
             self._excused_until = began + self._timeout_ms / 1000
+            self._excused()
             return
         if self._link is link and self.silent_s() * 1000 > PATIENT * self._timeout_ms:
             self._fence()

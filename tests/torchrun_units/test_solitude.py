@@ -15,13 +15,13 @@ SECRET = b"of this test"
 
 
 def cut_off(silences, answers):
-    """Two peers, of which one is gone. Returns at which part of its lease a silent node stopped its workers.
+    """Two peers, of which one is gone. When a silent node stopped its workers, and until when they were to go on.
 
     Args:
-        silences: at which parts of the lease it looks.
+        silences: when it looks; all times are parts of the lease.
         answers: of the peer that is there, one for each.
     """
-    clock, told, fenced = SimpleNamespace(now=0.0), iter(answers), []
+    clock, told, fenced, excused = SimpleNamespace(now=0.0), iter(answers), [], []
     clock.monotonic = lambda: clock.now
 
     async def main():
@@ -36,6 +36,7 @@ def cut_off(silences, answers):
             SECRET,
             current=lambda: current,
             spawn=lambda work: tasks.append(asyncio.ensure_future(work)),
+            excused=lambda: excused.append(solitude.safe_until() / LEASE_S),
             fence=lambda: fenced.append(clock.now / LEASE_S),
             host_gone=lambda: fenced.append("host gone"),
         )
@@ -47,16 +48,16 @@ def cut_off(silences, answers):
         server.close()
 
     asyncio.run(main())
-    return fenced
+    return fenced, excused
 
 
 @pytest.mark.parametrize(
     ("silences", "answers", "expected"),
     [
-        ([0.3, 0.45], [], []),  # peers are not asked yet
-        ([0.55, 0.75], [HEARS, HEARS], [0.75]),  # this node is cut off
-        ([0.55, 0.65, 0.75, 0.85], [HEARS, DOES_NOT, DOES_NOT, DOES_NOT], []),  # the peer heard a frozen decider longer
-        ([0.55, 0.75], [DOES_NOT, HEARS], [0.75]),  # somebody decides again, and this node does not hear it
+        ([0.3, 0.45], [], ([], [])),  # peers are not asked yet
+        ([0.55, 0.75], [HEARS, HEARS], ([0.75], [])),  # this node is cut off
+        ([0.55, 0.65, 0.75], [HEARS, DOES_NOT, DOES_NOT], ([], [1.65, 1.75])),  # the peer heard a frozen decider longer
+        ([0.55, 0.75], [DOES_NOT, HEARS], ([0.75], [1.55])),  # somebody decides again, and this node does not hear it
     ],
 )
 def test_peers_are_asked_until_the_lease_is_nearly_over(silences, answers, expected):
