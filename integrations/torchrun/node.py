@@ -85,6 +85,7 @@ class Node:
             self._tell_run,
             self._is_restorable,
             self._vault_progress,
+            lambda reason: self._end(reason, 1),
             self._spawn,
             surroundings.vault_link,
         )
@@ -229,7 +230,7 @@ class Node:
             fence=self._fence,
             host_gone=self._host_gone,
         )
-        _, self._peer_port = await serve_peers(self._secret, self._solitude.silent_s)
+        _, self._peer_port = await serve_peers(self._secret, self._solitude.silent_s, self._around.listen())
         self._warm.keep(self._current.generation, local_world_size)
         name = f"lmr-agent-{self._scope}-{os.getpid()}"
         self._workers = self._around.workers(name, self._reports.started, self._exited, self._trainer_said)

@@ -8,6 +8,7 @@ workers before its lease can be taken over.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,15 @@ ALONE_S = 30.0
 """How long a majority trains on that no decider reaches. A frozen decider has woken up by then, or is lost."""
 
 
-async def serve_peers(secret: bytes, silent_s: Callable[[], float]) -> tuple[asyncio.Server, int]:
-    """Answer the peers' question on a port of its own. Returns server and port.
+async def serve_peers(
+    secret: bytes, silent_s: Callable[[], float], listener: socket.socket
+) -> tuple[asyncio.Server, int]:
+    """Answer the peers' question. Returns server and port.
 
     Args:
         secret: seals the frames.
         silent_s: seconds since this node last heard the decider.
+        listener: a port of its own, the same for every kind of address; owned from here on.
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,8 +40,8 @@ async def serve_peers(secret: bytes, silent_s: Callable[[], float]) -> tuple[asy
         finally:
             writer.close()
 
-    server = await asyncio.start_server(answer, None, 0)
-    return server, int(server.sockets[0].getsockname()[1])
+    port = int(listener.getsockname()[1])
+    return await asyncio.start_server(answer, sock=listener), port
 
 
 async def nobody_decides(secret: bytes, peers: list[tuple[str, int]], silent_ms: int, answer_s: float) -> bool:

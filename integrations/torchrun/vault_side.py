@@ -22,6 +22,9 @@ from lmr.integrations.torchrun.vault_link import VaultLink
 
 log = structlog.get_logger("lmr.vault_side")
 
+STARTS = 3
+"""How often a vault is started that ends while it starts."""
+START_AGAIN_S = 0.5
 STOCK_S = 120.0
 """How long a joining agent waits for a vault it adopted to measure what it holds."""
 FLUSH_S = 0.2
@@ -37,6 +40,7 @@ class VaultSide:
         tell_run: sends the decider what is not a fact.
         on_restorable: called with a generation whose shard is at hand.
         on_progress: called with the newest captured step of this node's slot.
+        on_unable: called with a reason when this node cannot restore from any source.
         spawn: runs a coroutine for as long as the runtime lives.
         connect: the connection to the vault's process.
     """
@@ -48,6 +52,7 @@ class VaultSide:
         tell_run: Callable[..., None],
         on_restorable: Callable[[int], None],
         on_progress: Callable[[int], None],
+        on_unable: Callable[[str], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         connect: type[VaultLink] = VaultLink,
     ) -> None:
@@ -56,6 +61,7 @@ class VaultSide:
         self._tell_run = tell_run
         self._on_restorable = on_restorable
         self._on_progress = on_progress
+        self._on_unable = on_unable
         self._spawn = spawn
         self._connect = connect
         self._link: VaultLink | None = None
@@ -72,10 +78,19 @@ class VaultSide:
     async def start(self, socket_name: str, environ: dict[str, str]) -> None:
         """Adopt or start the vault."""
         self._link = self._connect(socket_name, environ, self._said, self._lost)
-        if not await self._start():
+        if not await self._start_at_last():
             log.error("unprotected", why="no vault: training state is not kept on this node")
             return
         self.held = await self._take_stock()
+
+    async def _start_at_last(self) -> bool:
+        """A vault that is killed while it starts is no vault that cannot be had."""
+        for attempt in range(STARTS):
+            if attempt:
+                await asyncio.sleep(START_AGAIN_S)
+            if await self._start():
+                return True
+        return False
 
     async def _start(self) -> bool:
         assert self._link is not None
@@ -159,6 +174,9 @@ class VaultSide:
     def _restore_without_vault(self, orders: Orders, mine: Assignment) -> None:
         if orders.step == 0:
             self._on_restorable(orders.generation)
+            return
+        if self._link is not None:  # no source is to blame, and others can restore from them
+            self._on_unable("this node's vault does not start, so it cannot restore")
             return
         source = orders.source or {"holder": self._node, "tier": "memory"}
         self.restore_failed(
@@ -266,7 +284,7 @@ class VaultSide:
 
     async def _restart(self) -> None:
         before_it, self._restarting = self._orders, True
-        started = await self._start()
+        started = await self._start_at_last()
         self._restarting = False
         if started:
             before = set(self._copies)

@@ -43,6 +43,27 @@ def finishes(loop, undisturbed, *nodes):
 
 
 @pytest.mark.long
+def test_a_standby_whose_vault_does_not_start_gives_way_to_the_next(pair, undisturbed, tmp_path):
+    """It cannot restore, and says so by leaving; no copy is blamed for it, and the same step is restored elsewhere."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'lmr.integrations.gemini.vault' in sys.orig_argv:\n    os.kill(os.getpid(), 9)\n"
+    )
+    loop = pair(nodes="2:3")
+    loop.start_all("node-1", "node-2")
+    loop.start("node-3", PYTHONPATH=str(tmp_path))
+    loop.wait_joined(3)
+    wait_replicated(loop, 1, "node-1", loop.step() + 10)
+    loop.kill_machine("node-2")
+    assert loop.wait_exit("node-3", 120) == 1
+    assert "this node's vault does not start, so it cannot restore" in loop.agents["node-3"].text().splitlines()[-1]
+    loop.start("node-2")
+    finishes(loop, undisturbed, "node-1", "node-2")
+    assert [r for _, r in loop.told()] == ["initial_placement", "node_lost", "no_standby", "node_left"]
+    assert loop.plans()[1]["checkpoint"]["step"] == loop.plans()[3]["checkpoint"]["step"]
+    assert not loop.events("restore_failed")
+
+
+@pytest.mark.long
 def test_a_promoted_standby_finds_its_shard_at_home(pair, undisturbed):
     """The standby had a copy of each slot; nothing has to travel."""
     loop = pair(nodes="2:3")

@@ -1,11 +1,13 @@
 """When a node that hears nothing of its decider stops its workers."""
 
 import asyncio
+import socket
 from types import SimpleNamespace
 
 import pytest
 
-from lmr.integrations.torchrun.peers import serve_peers
+from lmr.integrations.torchrun.election import listen
+from lmr.integrations.torchrun.peers import nobody_decides, serve_peers
 from lmr.integrations.torchrun.solitude import Solitude
 
 LEASE_S = 20
@@ -26,7 +28,7 @@ def cut_off(silences, answers):
 
     async def main():
         tasks = []
-        server, port = await serve_peers(SECRET, lambda: next(told))
+        server, port = await serve_peers(SECRET, lambda: next(told), listen())
         current = SimpleNamespace(
             orders=SimpleNamespace(peers=[("127.0.0.1", port), ("127.0.0.1", 1)]), mine=object(), displaced=False
         )
@@ -62,3 +64,17 @@ def cut_off(silences, answers):
 )
 def test_peers_are_asked_until_the_lease_is_nearly_over(silences, answers, expected):
     assert cut_off(silences, answers) == expected
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_peer_answers_on_its_port_whatever_the_kind_of_address(host):
+    if host == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+
+    async def asked():
+        server, port = await serve_peers(SECRET, lambda: 9.0, listen())
+        alone = await nobody_decides(SECRET, [(host, port)], 8_000, 10)
+        server.close()
+        return alone
+
+    assert asyncio.run(asked())
