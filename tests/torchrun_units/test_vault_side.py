@@ -34,6 +34,7 @@ def test_a_vault_that_is_killed_while_it_starts_is_started_again(monkeypatch, tm
             lambda *_, **__: None,
             lambda _: None,
             lambda _: None,
+            lambda _: None,
             asyncio.ensure_future,
             KilledWhileStarting,
         )
