@@ -211,9 +211,13 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 @pytest.fixture
 def waiting(job: Callable[..., Job]) -> Callable[..., Job]:
-    """Makes jobs whose workers have no torch and wait until `finish`: for tests of processes and decisions."""
+    """Makes jobs whose workers have no torch and wait until `finish`: for tests of processes and decisions.
+
+    They start cold: a warm process would load torch, for seconds, and for nobody.
+    """
 
     def make(*arguments: str, **settings: Any) -> Job:
+        settings["environ"] = {"LM_RESILIENCY_WARM_START": "0", **settings.get("environ", {})}
         return job(*arguments, script=WAITING, **settings)
 
     return make

@@ -96,8 +96,15 @@ def launched(job, tmp_path):
         one.stop()
 
 
-@pytest.mark.parametrize("log", ["embedded", "postgresql"])
-@pytest.mark.parametrize("by", ["ssh", "slurm"])
+@pytest.mark.parametrize(
+    ("by", "log"),
+    [
+        ("ssh", "embedded"),
+        pytest.param("ssh", "postgresql", marks=pytest.mark.long),
+        pytest.param("slurm", "embedded", marks=pytest.mark.long),
+        pytest.param("slurm", "postgresql", marks=pytest.mark.long),
+    ],
+)
 def test_a_ready_script_survives_the_loss_of_a_machine(launched, request, by, log):
     """With PostgreSQL it is the first machine, which serves the endpoint and decides; else any other active one."""
     run = launched(by, request.getfixturevalue("postgres_url") if log == "postgresql" else None)

@@ -30,7 +30,10 @@ def restart_once(job, name, command, root, monkeypatch, **environ):
     return json.loads(text)
 
 
-@pytest.mark.parametrize("command", [[SCRIPT], ["--module", MODULE]], ids=["script", "module"])
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param([SCRIPT], marks=pytest.mark.long, id="script"), pytest.param(["--module", MODULE], id="module")],
+)
 def test_a_warm_start_is_as_good_as_a_cold_one(job, command, pytestconfig, monkeypatch):
     """Arguments, paths, folder, environment, stdio, signals and `__main__` are equal; random numbers differ by rank."""
     cold = restart_once(job, "cold", command, pytestconfig.rootpath, monkeypatch, LM_RESILIENCY_WARM_START="0")

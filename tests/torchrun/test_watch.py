@@ -48,6 +48,7 @@ class Screen:
         self._thread.join()
 
 
+@pytest.mark.long
 def test_a_run_is_watched_while_its_log_comes_and_goes(job, own_postgres, tmp_path):
     """Step and certified step, an outage of the database, a recovery, the end: each is seen, and the exit code is 0."""
     (tmp_path / "secret").write_bytes(b"a secret of this test's run only")
