@@ -71,11 +71,18 @@ def installed() -> dict[str, str]:
     """Version by name of each known framework that is installed. Imports none of them."""
     found = {}
     for support in SUPPORT.values():
-        try:
-            found[support.name] = metadata.version(support.distribution)
-        except metadata.PackageNotFoundError:
-            continue
+        version = version_of(support.distribution)
+        if version is not None:
+            found[support.name] = version
     return found
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version of a distribution, as its files say it now; None where there are no metadata."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def judge(support: Support, version: str) -> str | None:

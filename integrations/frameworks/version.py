@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import functools
-from importlib import metadata
 
 from lmr.integrations.frameworks import adapter
-from lmr.integrations.frameworks.registry import SUPPORT, is_too_old, judge
+from lmr.integrations.frameworks.registry import SUPPORT, is_too_old, judge, version_of
 
-
-@functools.cache
-def of(distribution: str) -> str | None:
-    """The installed version, None where there are no metadata. The warm process reads torch's, for all trainers."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+of = functools.cache(version_of)
+"""As `version_of`, read once: the warm process reads torch's, for all trainers."""
 
 
 def fits(module: str) -> bool:

@@ -14,9 +14,9 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from lmr.integrations.frameworks.registry import version_of
 from lmr.integrations.scout.detector_policy import DriftPolicy
 
 PACKAGES = (
@@ -50,7 +50,7 @@ def configuration(code: Path | None, environ: Mapping[str, str] = os.environ) ->
         environ: of the agent, which its workers inherit.
     """
     known = {"machine": platform.machine(), "python": platform.python_version(), "byteorder": sys.byteorder}
-    known |= {f"package.{name}": found for name in PACKAGES if (found := _version(name)) is not None}
+    known |= {f"package.{name}": found for name in PACKAGES if (found := version_of(name)) is not None}
     known |= {f"env.{name}": value for name, value in environ.items() if _matters(name)}
     driver = _text(Path("/proc/driver/nvidia/version"))
     if driver is not None:
@@ -58,13 +58,6 @@ def configuration(code: Path | None, environ: Mapping[str, str] = os.environ) ->
     if code is not None:
         known["code"] = _text(code) or "missing"
     return {key: hashlib.sha256(value.encode()).hexdigest()[:16] for key, value in known.items()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _matters(name: str) -> bool:

@@ -28,6 +28,7 @@ from lmr.integrations.torchrun.link import Link, Locate
 from lmr.integrations.torchrun.meeting import Meeting
 from lmr.integrations.torchrun.orders import Orders
 from lmr.integrations.torchrun.peers import serve_peers
+from lmr.integrations.torchrun.process_tree import kill_group
 from lmr.integrations.torchrun.solitude import Solitude
 from lmr.integrations.torchrun.supervisor import FENCE_MS
 from lmr.integrations.torchrun.surroundings import REAL, Surroundings
@@ -36,7 +37,7 @@ from lmr.integrations.torchrun.vault_side import VaultSide
 from lmr.integrations.torchrun.warm_side import WarmSide
 from lmr.integrations.torchrun.way_in import WayIn
 from lmr.integrations.torchrun.worker_reports import WorkerReports
-from lmr.integrations.torchrun.workers import Exit, Workers, kill_group
+from lmr.integrations.torchrun.workers import Exit, Workers
 
 log = structlog.get_logger("lmr.node")
 

@@ -40,6 +40,24 @@ def name_process(name: str) -> None:
     libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
+def kill_session(leader: int) -> bool:
+    """SIGKILL the process group that a process leads or has led. False when there is none of ours."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL a worker's process group: supervisors and warm trainers lead one; otherwise the process alone."""
+    if not kill_session(pid):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
 def kill_rest_of_group() -> None:
     """SIGKILL every other process of this process group: what a dead trainer left behind."""
     own, group = os.getpid(), os.getpgrp()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmr.integrations.torchrun import local_socket
+from lmr.integrations.torchrun.process_tree import kill_group, kill_session
 from lmr.integrations.torchrun.warm_job import DESCRIPTORS, Job, await_job
 from lmr.integrations.torchrun.warm_request import interpreter
 
@@ -230,25 +231,17 @@ class WarmForks:
     def _trainer_ended(self, trainer: _Fork) -> None:
         status = self._reap(trainer)
         if status != 0:
-            _kill_session(trainer.pid)
+            kill_session(trainer.pid)
         with contextlib.suppress(OSError):
             local_socket.send(trainer.socket, {"status": status})
         trainer.socket.close()
 
     def _supervisor_gone(self, supervisor: socket.socket) -> None:
         """A supervisor says nothing after its job: readable means that it is gone."""
-        pid = self._selector.unregister(supervisor).data
-        _kill_session(pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        kill_group(self._selector.unregister(supervisor).data)
 
 
 def _close(sock: socket.socket, descriptors: list[int]) -> None:
     sock.close()
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def _kill_session(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ import sys
 import time
 
 from lmr.integrations.torchrun import local_message
+from lmr.integrations.torchrun.process_tree import kill_session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,15 +157,8 @@ class WarmTrainer:
 
     def _lost(self) -> int:
         """Nobody has seen to what it leaves behind."""
-        _kill_session(self.pid)
+        kill_session(self.pid)
         return int(signal.SIGKILL)
-
-
-def _kill_session(leader: int) -> None:
-    try:
-        os.killpg(leader, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def _connect(name: str) -> socket.socket:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ import structlog
 
 from lmr.engine.events import ExitError
 from lmr.integrations.torchrun.local_peer import Peer, serve
+from lmr.integrations.torchrun.process_tree import kill_group
 
 log = structlog.get_logger("lmr.workers")
 
@@ -193,14 +192,3 @@ def _exit_of(message: dict[str, Any]) -> Exit:
         step=message["step"],
         error=ExitError.model_validate(error) if error is not None else None,
     )
-
-
-def kill_group(pid: int) -> None:
-    """SIGKILL a worker's process group: supervisors and warm trainers lead one; otherwise the process alone."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
