@@ -268,7 +268,8 @@ class VaultSide:
         """The vault died: what it had in memory is gone, and the log must know it. What is on disk stays."""
         self._forget([copy for copy in self._copies if copy[3] != "disk"], "vault_lost")
         log.error("unprotected", why="the vault of this node died; its copies are gone; captures go on in the next one")
-        self._spawn(self._restart())
+        self._restarting = True  # at once: a plan may come before the restart begins
+        self._spawn(self._restart(self._orders))
 
     def _forget(self, copies: Iterable[tuple[int, int, int, str]], why: str) -> None:
         for generation, step, slot, tier in sorted(copies):
@@ -282,8 +283,7 @@ class VaultSide:
         """Tell the run where peers find the vault: a restarted one listens elsewhere."""
         self._tell_run("vault", port=self.port)
 
-    async def _restart(self) -> None:
-        before_it, self._restarting = self._orders, True
+    async def _restart(self, before_it: Orders | None) -> None:
         started = await self._start_at_last()
         self._restarting = False
         if started:
